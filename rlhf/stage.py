@@ -1,0 +1,152 @@
+"""What the stages share: parsing the command line, where outputs go, the tracking run, one line for every error.
+
+A stage is `main(stage)`. It reads through `stage.input`, writes through `stage.output` and reports through
+`stage.log`. Outputs are written aside and renamed into place after `main` returns, so that a killed or failed stage
+leaves none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf import config, hashes, runtime
+from rlhf.errors import UserError
+from rlhf.params import Params
+
+if TYPE_CHECKING:
+    from rlhf.tracking import Run
+
+# Which stage writes a path that another reads: for the message where it is missing.
+WRITERS = {
+    "data/prepared": "prepare_data",
+    "models/fetched": "fetch_sft",
+    "models/sft": "finetune_sft",
+    "data/preferences": "collect_preferences",
+    "models/reward": "train_reward",
+    "models/policy": "train_ppo",
+    "metrics/ppo.json": "train_ppo",
+    "plots/ppo.csv": "train_ppo",
+    "metrics/evaluation.json": "evaluate",
+}
+
+
+@dataclass
+class Stage:
+    """One run of one stage; `place` is where its outputs go, the workspace itself when DVC runs it."""
+
+    name: str
+    params: Params
+    log: Run
+    workspace: Path
+    place: Path
+    _staging: Path
+    _outputs: list[str] = field(default_factory=list)
+
+    def input(self, path: str) -> Path:
+        """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
+        found = self.workspace / path
+        if not found.exists():
+            writer = next((stage for made, stage in WRITERS.items() if path.startswith(made)), None)
+            hint = f"run dvc repro {writer}" if writer else "check the path"
+            raise UserError(f"{path} is missing: {hint}")
+        return found
+
+    def output(self, path: str) -> Path:
+        """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
+        self._outputs.append(path)
+        target = self._staging / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def scratch(self, path: str) -> Path:
+        """An empty directory for what people look at and DVC does not hash."""
+        target = self.place / path
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        return target
+
+    def publish(self) -> dict[str, str]:
+        """Renames the outputs into place and returns the hash that DVC gives each."""
+        for path in self._outputs:
+            source, target = self._staging / path, self.place / path
+            if not source.exists():
+                raise RuntimeError(f"{self.name} announced {path} and did not write it")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(source, target)
+        return {path: hashes.dvc_md5(self.place / path) for path in self._outputs}
+
+
+def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:
+    """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage)."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _run(name, main, sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        _stop(name, str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _stop(name, "interrupted: no output was changed", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            _stop(name, _unexpected(name, error), 1)
+        _stop(name, f"{error.filename or 'the disk'}: {error.strerror}: no output was changed", 1)
+    except Exception as error:
+        _stop(name, _unexpected(name, error), 1)
+
+
+def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
+    from rlhf.tracking import stage_run
+
+    workspace = Path.cwd()
+    params = config.load(arguments)
+    runtime.configure(params.runtime, params.seed)
+    place = workspace
+    if arguments:
+        key = sha256(repr(sorted(arguments)).encode()).hexdigest()[:12]
+        place = workspace / "runs" / name / key
+        print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's")
+    with _staging(workspace, name) as staging, stage_run(name, params.model_dump()) as log:
+        stage = Stage(name, params, log, workspace, place, staging)
+        main(stage)
+        log.tag_outs(stage.publish())
+
+
+@contextmanager
+def _staging(workspace: Path, name: str) -> Iterator[Path]:
+    """A fresh directory on the workspace's file system, so that a rename into place is atomic."""
+    staging = workspace / ".partial" / f"{name}-{os.getpid()}"
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _unexpected(name: str, error: BaseException) -> str:
+    """Keeps the traceback of an unexpected error in a file and says where."""
+    log = Path("runs") / f"{name}-error.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("".join(traceback.format_exception(error)))
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}: not expected, please report it with {log}"
+
+
+def _stop(name: str, message: str, code: int) -> None:
+    print(f"{name}: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
