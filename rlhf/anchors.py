@@ -1,0 +1,58 @@
+"""The absolute places that every workspace shares: they default to the main checkout, whatever worktree asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The checkout that this code runs from, which may be a worktree."""
+
+
+@cache
+def main_checkout(checkout: Path = CHECKOUT) -> Path:
+    """The main checkout of the repository whose worktree (or main checkout) `checkout` is.
+
+    `checkout` itself where there is no git, or where it is only a directory inside somebody else's repository.
+    """
+    answer = git("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-common-dir", directory=checkout)
+    toplevel, _, common = (answer or "").partition("\n")
+    is_repository = bool(common) and Path(toplevel).resolve() == checkout.resolve()
+    # A submodule's or a bare repository's directory is not called .git, and its parent is no checkout.
+    if is_repository and Path(common).name == ".git":
+        return Path(common).parent.resolve()
+    return checkout
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout; a relative sqlite path is made absolute."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
+    scheme, separator, place = uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and place and not place.startswith(":"):
+        return f"{scheme}:///{Path(place).absolute()}"
+    return uri
+
+
+def artifact_root() -> Path:
+    """Where artifacts go if no tracking server keeps them."""
+    return main_checkout() / "mlartifacts"
+
+
+def environment() -> dict[str, str]:
+    """What a child process in any workspace needs to use the same places."""
+    return {"MLFLOW_TRACKING_URI": tracking_uri(), "DO_NOT_TRACK": "true"}
+
+
+def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
+    """Standard output of a git command in `directory`, stripped; None where git is missing or refuses.
+
+    Variables such as GIT_DIR, which a git hook sets, would name another repository and are left out.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,78 @@
+"""Every worktree finds the main checkout; a copy without git stays by itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlhf import anchors
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    main = tmp_path / "main"
+    main.mkdir()
+    git(main, "init", "-q")
+    git(main, "commit", "-q", "--allow-empty", "-m", "first")
+    return main
+
+
+def test_main_checkout_of_itself_and_of_a_worktree(repository, tmp_path):
+    git(repository, "worktree", "add", "-q", str(tmp_path / "tree"))
+    assert anchors.main_checkout(repository) == repository
+    assert anchors.main_checkout(tmp_path / "tree") == repository
+
+
+def test_a_copy_inside_another_repository_stays_by_itself(repository):
+    copy = repository / "vendor" / "copy"
+    copy.mkdir(parents=True)
+    assert anchors.main_checkout(copy) == copy
+
+
+def test_without_git_it_is_the_checkout(tmp_path, monkeypatch):
+    assert anchors.main_checkout(tmp_path) == tmp_path
+    other = tmp_path / "other"
+    monkeypatch.setenv("PATH", "")
+    assert anchors.main_checkout(other) == other
+
+
+def test_a_hooks_git_dir_does_not_mislead(repository, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    git(elsewhere, "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(elsewhere / ".git"))
+    assert anchors.main_checkout(repository) == repository
+
+
+def test_tracking_uri_defaults_to_the_main_checkout(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert anchors.tracking_uri() == f"sqlite:///{anchors.main_checkout()}/mlflow.db"
+    assert anchors.artifact_root() == anchors.main_checkout() / "mlartifacts"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("postgresql://user@host/db", "postgresql://user@host/db"),
+        ("sqlite:////absolute/mlflow.db", "sqlite:////absolute/mlflow.db"),
+        ("sqlite:///relative.db", "sqlite:///{cwd}/relative.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+    ],
+)
+def test_tracking_uri_from_the_environment(monkeypatch, tmp_path, given, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert anchors.tracking_uri() == expected.format(cwd=tmp_path)
+    assert anchors.environment()["MLFLOW_TRACKING_URI"] == anchors.tracking_uri()
+
+
+def test_children_are_not_tracked_by_vendors():
+    assert anchors.environment()["DO_NOT_TRACK"] == "true"
