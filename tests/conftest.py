@@ -1,0 +1,36 @@
+"""What every test runs under: no network, no telemetry, few threads, and none of the user's servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Set before any library is imported, and inherited by the processes that tests start.
+os.environ |= {
+    "DO_NOT_TRACK": "true",
+    "DVC_NO_ANALYTICS": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "150",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}
+USERS_OWN = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "PREFECT_API_URL", "PREFECT_PROFILE", "RLHF_PARENT_RUN_ID")
+for name in USERS_OWN:
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tracking database, Prefect home and caches of a test run, away from the checkout and from the user's home."""
+    place: Path = tmp_path_factory.mktemp("places")
+    os.environ |= {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
+        "PREFECT_HOME": str(place / "prefect"),
+        "HF_HOME": str(place / "huggingface"),
+        "DVC_SITE_CACHE_DIR": str(place / "dvc"),
+        "XDG_CACHE_HOME": str(place / "cache"),
+    }
