@@ -29,20 +29,24 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout; a relative sqlite path is made absolute."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
-    scheme, separator, place = uri.partition(":///")
-    if separator and scheme.startswith("sqlite") and place and not place.startswith(":"):
-        return f"{scheme}:///{Path(place).absolute()}"
-    return uri
+    database = _sqlite_file(uri)
+    return f"sqlite:///{database}" if database else uri
 
 
 def artifact_root() -> Path:
-    """Where artifacts go if no tracking server keeps them."""
-    return main_checkout() / "mlartifacts"
+    """Where artifacts go if no tracking server keeps them: beside the sqlite database."""
+    database = _sqlite_file(tracking_uri())
+    return (database.parent if database else main_checkout()) / "mlartifacts"
 
 
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
     return {"MLFLOW_TRACKING_URI": tracking_uri(), "DO_NOT_TRACK": "true"}
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    prefix, separator, place = uri.partition("sqlite:///")
+    return Path(place).absolute() if separator and not prefix and not place.startswith(":") else None
 
 
 def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
@@ -56,3 +60,8 @@ def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def state_dir() -> Path:
+    """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state")

@@ -57,6 +57,11 @@ def test_tracking_uri_defaults_to_the_main_checkout(monkeypatch):
     assert anchors.artifact_root() == anchors.main_checkout() / "mlartifacts"
 
 
+def test_artifacts_lie_beside_a_database_of_ones_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/own.db")
+    assert anchors.artifact_root() == tmp_path / "mlartifacts"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
