@@ -39,9 +39,20 @@ def artifact_root() -> Path:
     return (database.parent if database else main_checkout()) / "mlartifacts"
 
 
+def cache_dir() -> Path:
+    """Where locks and other things that can be lost lie."""
+    return main_checkout() / ".cache"
+
+
+def state_dir() -> Path:
+    """RLHF_STATE_DIR, or the place in the main checkout where interrupted training keeps its state."""
+    given = os.environ.get("RLHF_STATE_DIR")
+    return Path(given).absolute() if given else cache_dir() / "state"
+
+
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
-    return {"MLFLOW_TRACKING_URI": tracking_uri(), "DO_NOT_TRACK": "true"}
+    return {"MLFLOW_TRACKING_URI": tracking_uri(), "RLHF_STATE_DIR": str(state_dir()), "DO_NOT_TRACK": "true"}
 
 
 def _sqlite_file(uri: str) -> Path | None:

@@ -79,5 +79,14 @@ def test_tracking_uri_from_the_environment(monkeypatch, tmp_path, given, expecte
     assert anchors.environment()["MLFLOW_TRACKING_URI"] == anchors.tracking_uri()
 
 
+def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.delenv("RLHF_STATE_DIR", raising=False)
+    assert anchors.state_dir().is_relative_to(anchors.main_checkout())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLHF_STATE_DIR", "mine")
+    assert anchors.state_dir() == tmp_path / "mine"
+    assert anchors.environment()["RLHF_STATE_DIR"] == str(tmp_path / "mine")
+
+
 def test_children_are_not_tracked_by_vendors():
     assert anchors.environment()["DO_NOT_TRACK"] == "true"
