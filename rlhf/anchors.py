@@ -45,9 +45,8 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """RLHF_STATE_DIR, or the place in the main checkout where interrupted training keeps its state."""
-    given = os.environ.get("RLHF_STATE_DIR")
-    return Path(given).absolute() if given else cache_dir() / "state"
+    """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()
 
 
 def environment() -> dict[str, str]:
@@ -71,8 +70,3 @@ def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def state_dir() -> Path:
-    """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state")
