@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -50,8 +50,11 @@ class Stage:
     log: Run
     workspace: Path
     place: Path
+    held: ExitStack
+    """What the stage holds until its outputs are in place, such as the lock on its training state."""
     _staging: Path
     _outputs: list[str] = field(default_factory=list)
+    _afterwards: list[Callable[[], None]] = field(default_factory=list)
 
     def input(self, path: str) -> Path:
         """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
@@ -76,6 +79,10 @@ class Stage:
         target.mkdir(parents=True)
         return target
 
+    def after_publishing(self, action: Callable[[], None]) -> None:
+        """Calls `action` once the outputs are in place, and never where the stage failed."""
+        self._afterwards.append(action)
+
     def publish(self) -> dict[str, str]:
         """Renames the outputs into place and returns the hash that DVC gives each."""
         for path in self._outputs:
@@ -86,6 +93,8 @@ class Stage:
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(source, target)
+        for action in self._afterwards:
+            action()
         return {path: hashes.dvc_md5(self.place / path) for path in self._outputs}
 
 
@@ -117,8 +126,8 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
         key = sha256(repr(sorted(arguments)).encode()).hexdigest()[:12]
         place = workspace / "runs" / name / key
         print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's")
-    with _staging(workspace, name) as staging, stage_run(name, params.model_dump()) as log:
-        stage = Stage(name, params, log, workspace, place, staging)
+    with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
+        stage = Stage(name, params, log, workspace, place, held, staging)
         main(stage)
         log.tag_outs(stage.publish())
 

@@ -1,0 +1,146 @@
+"""One iteration's experience: sample, score, and everything that the update needs, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf.data.gsm8k import Problem
+from rlhf.data.prompts import decode_response
+from rlhf.generation.engine import generate
+from rlhf.models.actor_critic import ActorCritic, Actions, Reference
+from rlhf.models.batches import TokenBatch, micro_batches, pad
+from rlhf.params import Sampling
+from rlhf.ppo.advantages import gae, moments, whiten
+from rlhf.ppo.kl import KlEstimates, estimates
+from rlhf.ppo.rewards import token_rewards
+from rlhf.streams import Purpose, token_uniforms
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem and its prompt's tokens."""
+
+    problem: Problem
+    tokens: list[int]
+
+
+class Rollout(NamedTuple):
+    """Sampled responses: tokens, texts, (B,) whether each finished, and the sampler's log-probabilities (B, T-1)."""
+
+    batch: TokenBatch
+    problems: list[Problem]
+    texts: list[str]
+    finished: Tensor
+    sampler_logprobs: Tensor
+
+
+class Experience(NamedTuple):
+    """What the update reads; every tensor but the batch is float32 (B, T-1) and 0 off the response mask."""
+
+    batch: TokenBatch
+    logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    kl: KlEstimates
+
+    def select(self, rows: Tensor) -> Experience:
+        """The rows, cut to their own longest length."""
+        batch = self.batch.select(rows)
+        actions = batch.tokens.shape[1] - 1
+        cut = [tensor[rows, :actions] for tensor in (self.logprobs, self.values, self.advantages, self.returns)]
+        return Experience(batch, *cut, kl=KlEstimates(*(k[rows, :actions] for k in self.kl)))
+
+
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    numbers: NDArray[np.int64],
+    samples_per_prompt: int,
+    settings: Sampling,
+    *,
+    seed: int,
+    iteration: int,
+) -> Rollout:
+    """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split."""
+    rows = np.repeat(numbers, samples_per_prompt)
+    which = np.tile(np.arange(samples_per_prompt), len(numbers))
+    chosen = [prompts[row] for row in rows]
+    samples = generate(
+        model,
+        [prompt.tokens for prompt in chosen],
+        stop_ids=[tokenizer.eos_token_id],
+        pad_id=tokenizer.eos_token_id,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        temperature=settings.temperature,
+        uniforms=token_uniforms(seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens),
+    )
+    batch = pad([p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id).to(model.device)
+    flat = torch.tensor([value for s in samples for value in s.logprobs], device=model.device)
+    return Rollout(
+        batch=batch,
+        problems=[prompt.problem for prompt in chosen],
+        texts=[decode_response(tokenizer, s.tokens) for s in samples],
+        finished=torch.tensor([s.finished for s in samples], device=model.device),
+        sampler_logprobs=torch.zeros(batch.mask.shape, device=model.device).masked_scatter(batch.mask, flat),
+    )
+
+
+@torch.no_grad()
+def evaluate_actions(
+    actor_critic: ActorCritic, reference: Reference, batch: TokenBatch, temperature: float, micro_batch_size: int
+) -> tuple[Actions, Tensor]:
+    """Log-probabilities, entropies and values of all actions, and the reference's log-probabilities, (B, T-1) each."""
+    width = batch.tokens.shape[1] - 1
+    columns: list[list[Tensor]] = [[], [], [], []]
+    for rows in micro_batches(torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
+        part = batch.select(rows)
+        pieces = (*actor_critic(part, temperature), reference.logprobs(part, temperature))
+        for column, piece in zip(columns, pieces, strict=True):
+            column.append(torch.nn.functional.pad(piece, (0, width - piece.shape[1])))
+    logprobs, entropy, values, ref_logprobs = (torch.cat(column) for column in columns)
+    return Actions(logprobs, entropy, values), ref_logprobs
+
+
+def build_experience(
+    batch: TokenBatch,
+    actions: Actions,
+    ref_logprobs: Tensor,
+    scores: Tensor,
+    *,
+    kl_coef: float,
+    gamma: float,
+    lam: float,
+) -> Experience:
+    """Rewards, advantages (not whitened yet) and returns, from task scores (B,)."""
+    kl = estimates(actions.logprobs, ref_logprobs)
+    rewards = token_rewards(scores, kl.k1, batch, kl_coef)
+    advantages, returns = gae(rewards, actions.values, batch.mask, gamma, lam)
+    return Experience(batch, actions.logprobs, actions.values, advantages, returns, kl)
+
+
+def whiten_advantages(
+    experience: Experience, scores: Tensor, last_std: float | None
+) -> tuple[Experience, float | None]:
+    """The experience with whitened advantages, and the deviation to remember.
+
+    Where all task scores are equal, the advantages hold only KL and value noise; dividing by their own deviation
+    would blow that up to full size, so the last deviation of an iteration with different scores is taken (1 if none).
+    """
+    mask = experience.batch.mask
+    mean, std = moments(experience.advantages, mask)
+    if float(scores.max()) == float(scores.min()):
+        std = last_std if last_std is not None else 1.0
+    else:
+        last_std = std
+    return experience._replace(advantages=whiten(experience.advantages, mask, mean, std)), last_std

@@ -1,0 +1,120 @@
+"""Training state that survives a kill: one safetensors file and its metadata, replaced whole.
+
+It lives outside DVC's outs, under a key of everything that decides the result, so that no changed param, input, line of
+code or library ever resumes an old state (DESIGN, "Training state is no DVC out").
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlhf.errors import UserError
+from rlhf.hashes import dvc_md5
+from rlhf.ppo.trainer import Progress
+from rlhf.ppo.update import Learner
+
+STATE_FILE = "state.safetensors"
+
+
+def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
+    """The key of a run: params, the inputs' hashes, the library's code, the lock file, torch, its threads."""
+    code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
+    parts = {
+        "params": settings,
+        "inputs": {path.name: dvc_md5(path) for path in inputs},
+        "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
+        "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
+        "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
+    }
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Holds the state's directory; raises UserError with the holder's process id where another run has it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(f"{directory}: process {lock.read()} is training this very run: wait for it") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def save(directory: Path, learner: Learner, progress: Progress) -> None:
+    """Writes the state beside the old one and renames it over: at any moment there is one whole state."""
+    tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.named_parameters()}
+    tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
+    tensors |= dict(_optimiser_tensors(learner))
+    meta = asdict(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
+    temporary = directory / f".{STATE_FILE}.new"
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, temporary, metadata={"progress": json.dumps(meta)})
+    _sync(temporary)
+    os.replace(temporary, directory / STATE_FILE)
+    _sync(directory)
+
+
+def load(directory: Path, learner: Learner) -> Progress:
+    """The state in `directory`, put into the learner; a fresh one where there is none."""
+    path = directory / STATE_FILE
+    if not path.is_file():
+        return Progress()
+    with safe_open(path, framework="pt", device="cpu") as file:
+        meta = json.loads(file.metadata()["progress"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    with torch.no_grad():
+        for name, parameter in learner.actor_critic.named_parameters():
+            parameter.copy_(tensors[f"weight/{name}"])
+    _restore_optimisers(learner, tensors)
+    learner.bad_steps = meta.pop("bad_steps")
+    device = learner.actor_critic.policy.device
+    best = {name.removeprefix("best/"): t.to(device) for name, t in tensors.items() if name.startswith("best/")}
+    return Progress(**(meta | {"best_weights": best}))
+
+
+def discard(directory: Path) -> None:
+    """Removes the state once the outputs are in place."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _optimiser_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
+    for number, optimiser in enumerate(learner.optimisers):
+        for place, values in optimiser.state_dict()["state"].items():
+            for key, value in values.items():
+                yield f"optimiser/{number}/{place}/{key}", value
+
+
+def _restore_optimisers(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
+    for number, optimiser in enumerate(learner.optimisers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, *place = name.split("/")
+            if kind == "optimiser" and place[0] == str(number):
+                state.setdefault(int(place[1]), {})[place[2]] = tensor
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

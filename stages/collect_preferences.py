@@ -1,0 +1,98 @@
+"""Sample answers from the SFT policy, label them with the verifier, pair right with wrong.
+
+python -m stages.collect_preferences [key=value ...]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from rlhf.data.answers import is_correct
+from rlhf.data.gsm8k import Problem, read_prepared
+from rlhf.data.preferences import Pair, make_pairs, split_by_question, write_pairs
+from rlhf.data.prompts import decode_response, encode_prompts
+from rlhf.errors import UserError
+from rlhf.generation.engine import generate
+from rlhf.models.actor_critic import sampling_copy
+from rlhf.models.checkpoints import load_policy, load_tokenizer
+from rlhf.runtime import device, matmul_dtype, progress
+from rlhf.stage import Stage, run_stage
+from rlhf.streams import Purpose, shuffled_slice, token_uniforms
+
+
+def main(stage: Stage) -> None:
+    settings = stage.params.preferences
+    train = stage.input("data/prepared/train.parquet")
+    stage.log.log_dataset(train, "train", "sampling")
+    problems = [problem for problem in read_prepared(train) if problem.gold is not None]
+    count = min(settings.questions, len(problems))
+    order = shuffled_slice(stage.params.seed, Purpose.SHUFFLE_QUESTIONS, 0, count, len(problems))
+    chosen = [problems[number] for number in order]
+    answers = sample_answers(stage, chosen, order)
+    pairs = [pair for problem, texts in zip(chosen, answers, strict=True) for pair in label(stage, problem, texts)]
+    if not pairs:
+        raise UserError(
+            f"preferences: {count} questions with {settings.samples} samples each gave no pair of a right and a wrong "
+            "answer: raise preferences.questions or preferences.samples, or set preferences.gold_stand_in=true"
+        )
+    training, validation = split_by_question(pairs, settings.validation_share)
+    if not training or not validation:
+        raise UserError(
+            f"preferences.validation_share={settings.validation_share}: {len(pairs)} pairs leave one side "
+            "empty: raise preferences.questions"
+        )
+    write_pairs(stage.output("data/preferences/train.parquet"), training)
+    write_pairs(stage.output("data/preferences/validation.parquet"), validation)
+    origins = Counter(pair.origin for pair in pairs)
+    counts = {"train_pairs": len(training), "validation_pairs": len(validation), "gold_pairs": origins["gold"]}
+    stage.log.log_metrics(counts)
+    print(f"collect_preferences: {len(pairs)} pairs from {count} questions, {origins['gold']} with the gold rationale")
+
+
+def sample_answers(stage: Stage, problems: list[Problem], numbers: np.ndarray) -> list[list[str]]:
+    """`preferences.samples` responses a problem, cut-off ones left out."""
+    settings, seed, dtype = stage.params.preferences, stage.params.seed, matmul_dtype(stage.params.runtime)
+    sft = stage.input("models/sft")
+    tokenizer = load_tokenizer(sft)
+    model = sampling_copy(load_policy(sft).to(device(stage.params.runtime)), dtype)
+    prompts = encode_prompts(tokenizer, [problem.question for problem in problems], stage.params.prompt)
+    rows = [row for row, prompt in enumerate(prompts) if prompt is not None for _ in range(settings.samples)]
+    which = np.arange(len(rows)) % settings.samples
+    with progress("collect_preferences", len(rows)) as bar:
+        samples = generate(
+            model,
+            [prompts[row] or [] for row in rows],
+            stop_ids=[tokenizer.eos_token_id],
+            pad_id=tokenizer.eos_token_id,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            temperature=settings.temperature,
+            uniforms=token_uniforms(seed, Purpose.PREFERENCES, 0, numbers[rows], which, settings.max_new_tokens),
+            on_rows=bar.advance,
+        )
+    texts: list[list[str]] = [[] for _ in problems]
+    for row, sample in zip(rows, samples, strict=True):
+        if sample.finished:
+            texts[row].append(decode_response(tokenizer, sample.tokens))
+    return texts
+
+
+def label(stage: Stage, problem: Problem, texts: list[str]) -> list[Pair]:
+    """The pairs of one problem."""
+    settings, method = stage.params.preferences, stage.params.verifier.method
+    right = [text for text in texts if is_correct(text, problem.gold, method)]
+    wrong = [text for text in texts if not is_correct(text, problem.gold, method)]
+    return make_pairs(
+        problem.question,
+        right,
+        wrong,
+        problem.answer,
+        max_pairs=settings.max_pairs,
+        gold_stand_in=settings.gold_stand_in,
+    )
+
+
+if __name__ == "__main__":
+    run_stage("collect_preferences", main)

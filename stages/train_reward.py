@@ -1,0 +1,144 @@
+"""Train the reward model on the preferences, from the SFT policy's trunk.
+
+python -m stages.train_reward [key=value ...]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf.data.preferences import Pair, read_pairs
+from rlhf.data.prompts import encode_prompts, encode_response
+from rlhf.errors import UserError
+from rlhf.generation.engine import generate
+from rlhf.models import reward_model
+from rlhf.models.actor_critic import sampling_copy
+from rlhf.models.batches import pad
+from rlhf.models.checkpoints import (
+    Manifest,
+    checkpoint_hash,
+    load_policy,
+    load_tokenizer,
+    read_manifest,
+    reward_pad_token,
+    save_checkpoint,
+)
+from rlhf.runtime import device, matmul_dtype, progress
+from rlhf.stage import Stage, run_stage
+from rlhf.streams import Purpose, shuffled_slice, token_uniforms
+from rlhf.training.reward_model import TokenPair, fit, pair_accuracy
+
+
+def main(stage: Stage) -> None:
+    params, settings = stage.params, stage.params.reward_model
+    sft, dtype = stage.input("models/sft"), matmul_dtype(params.runtime)
+    tokenizer = load_tokenizer(sft)
+    policy = load_policy(sft).to(device(params.runtime))
+    tokenizer.pad_token = reward_pad_token(tokenizer)
+    model = reward_model.from_policy(policy, tokenizer.pad_token_id)
+    training = tokenise(stage, "train", tokenizer)
+    held_out = [pair for pairs in tokenise(stage, "validation", tokenizer).values() for pair in pairs]
+    steps = settings.epochs * -(-len(training) // settings.batch_size)
+    with progress("train_reward", steps) as bar:
+
+        def on_step(step: int, numbers: dict[str, float]) -> None:
+            stage.log.log_metrics(numbers, step=step + 1)
+            bar.advance(1, loss=numbers["loss"], pair_accuracy=numbers["pair_accuracy"])
+
+        fit(
+            model,
+            list(training.values()),
+            settings,
+            seed=params.seed,
+            pad_id=tokenizer.pad_token_id,
+            dtype=dtype,
+            on_step=on_step,
+        )
+    accuracy = pair_accuracy(model, held_out, settings.micro_batch_size, tokenizer.pad_token_id, dtype)
+    normalisation = normalise(stage, model, policy, tokenizer, list(training))
+    metrics = {"pair_accuracy": round(accuracy, 6), "pairs": len(held_out)}
+    stage.log.log_metrics(metrics)
+    manifest = Manifest(
+        **read_manifest(sft).model_dump(include={"source", "revision", "license", "prompt", "stop_token"}),
+        kind="reward",
+        parents={"sft": checkpoint_hash(sft)},
+        params=settings.model_dump(),
+        seed=params.seed,
+        extra={"normalisation": normalisation._asdict()},
+    )
+    save_checkpoint(stage.output("models/reward"), model, tokenizer, manifest)
+    write_json(stage.output("metrics/reward_model.json"), metrics)
+    print(f"train_reward: {100 * accuracy:.1f} % of {len(held_out)} held-out pairs in the right order")
+
+
+def tokenise(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[TokenPair]]:
+    """The pairs of a split by question, as tokens."""
+    path = stage.input(f"data/preferences/{split}.parquet")
+    stage.log.log_dataset(path, f"preferences_{split}", "training" if split == "train" else "validation")
+    pairs: list[Pair] = read_pairs(path)
+    prompts = encode_prompts(tokenizer, [pair.question for pair in pairs], stage.params.prompt)
+    by_question: dict[str, list[TokenPair]] = {}
+    for pair, prompt in zip(pairs, prompts, strict=True):
+        if prompt is not None:
+            chosen, rejected = encode_response(tokenizer, pair.chosen), encode_response(tokenizer, pair.rejected)
+            by_question.setdefault(pair.question, []).append(TokenPair(prompt, chosen, rejected))
+    if not by_question:
+        raise UserError(f"data/preferences/{split}.parquet: no question fits prompt.max_tokens: raise it")
+    return by_question
+
+
+@torch.no_grad()
+def normalise(
+    stage: Stage,
+    model: PreTrainedModel,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+) -> reward_model.Normalisation:
+    """Mean and deviation of the score over finished SFT samples at PPO's sampling settings."""
+    settings, sampling, seed = stage.params.reward_model, stage.params.ppo.sampling, stage.params.seed
+    dtype = matmul_dtype(stage.params.runtime)
+    places = np.arange(settings.normalisation_samples)
+    rows = shuffled_slice(seed, Purpose.NORMALISATION, 0, len(places), len(questions))
+    encoded = encode_prompts(tokenizer, [questions[row] for row in rows], stage.params.prompt)
+    prompts = [prompt for prompt in encoded if prompt is not None]
+    with progress("train_reward: normalisation", len(prompts)) as bar:
+        samples = generate(
+            sampling_copy(policy, dtype),
+            prompts,
+            stop_ids=[tokenizer.eos_token_id],
+            pad_id=tokenizer.eos_token_id,
+            max_new_tokens=sampling.max_new_tokens,
+            batch_size=sampling.batch_size,
+            temperature=sampling.temperature,
+            uniforms=token_uniforms(
+                seed, Purpose.NORMALISATION, 1, rows, places // len(questions), sampling.max_new_tokens
+            ),
+            on_rows=bar.advance,
+        )
+    finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]
+    if len(finished) < 2:
+        print("train_reward: fewer than two SFT samples ended by themselves: the score is not normalised", flush=True)
+        return reward_model.Normalisation(0.0, 1.0)
+    scores = []
+    for start in range(0, len(finished), settings.micro_batch_size):
+        part = finished[start : start + settings.micro_batch_size]
+        batch = pad([prompt for prompt, _ in part], [tokens for _, tokens in part], tokenizer.pad_token_id)
+        scores.append(reward_model.raw_scores(model, batch.to(model.device), dtype))
+    values = torch.cat(scores).double()
+    return reward_model.Normalisation(float(values.mean()), max(float(values.std(correction=0)), 1e-6))
+
+
+def write_json(path: Path, values: dict[str, object]) -> None:
+    """JSON as every metrics file here is written."""
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    run_stage("train_reward", main)
