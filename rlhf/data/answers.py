@@ -42,8 +42,10 @@ def extract_answer(text: str, method: Method = "strict") -> Number | None:
     return _last_number(text)
 
 
-def is_correct(response: str, gold: str, method: Method = "strict") -> bool:
-    """Whether the response's final number equals `gold`, a number as text such as the prepared `gold` column."""
+def is_correct(response: str, gold: str | None, method: Method = "strict") -> bool:
+    """Whether the response's final number equals `gold`, the prepared column's text; never where gold is None."""
+    if gold is None:
+        return False
     answer = extract_answer(response, method)
     return answer is not None and answer == read_number(gold)
 

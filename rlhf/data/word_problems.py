@@ -186,7 +186,7 @@ PATIENCE = 1000
 
 
 def generate(
-    count: int, seed: str, *, careless_low: float, careless_high: float, exclude: Collection[str] = frozenset()
+    count: int, seed: int | str, *, careless_low: float, careless_high: float, exclude: Collection[str] = frozenset()
 ) -> list[WordProblem]:
     """`count` problems with distinct questions, none of them in `exclude`; the templates take turns.
 
