@@ -1,0 +1,154 @@
+"""The evaluation as one page for people: self-contained, no script, nothing loaded from outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from rlhf.evaluation import charts
+from rlhf.evaluation.accuracy import Graded
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+
+OUTCOMES = {
+    "gained": "Wrong before, right after PPO",
+    "lost": "Right before, wrong after PPO",
+    "both_wrong": "Wrong both times",
+    "both_right": "Right both times",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One problem with both models' answers; `outcome` is a key of OUTCOMES."""
+
+    outcome: str
+    sft: Graded
+    policy: Graded
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the page says of a checkpoint's lineage; `sha256` is the hash of its manifest."""
+
+    name: str
+    sha256: str
+    manifest: Mapping[str, Any]
+
+
+def outcome(sft: Graded, policy: Graded) -> str:
+    """The cell of the paired table that a problem falls into."""
+    if sft.correct:
+        return "both_right" if policy.correct else "lost"
+    return "gained" if policy.correct else "both_wrong"
+
+
+def pick_samples(sft: Sequence[Graded], policy: Sequence[Graded], count: int) -> list[Sample]:
+    """`count` problems, as evenly over the four outcomes as they allow, in the order of OUTCOMES.
+
+    Within an outcome the hash of the question decides: the same problems each time, from anywhere in the file.
+    """
+    samples = [Sample(outcome(before, after), before, after) for before, after in zip(sft, policy, strict=True)]
+    samples.sort(key=lambda sample: sha256(sample.sft.question.encode()).digest())
+    queues = [[sample for sample in samples if sample.outcome == name] for name in OUTCOMES]
+    in_turn = [sample for turn in zip_longest(*queues) for sample in turn if sample]
+    return sorted(in_turn[:count], key=lambda sample: list(OUTCOMES).index(sample.outcome))
+
+
+def headline(test: Mapping[str, Any]) -> str:
+    """One sentence of `metrics/evaluation.json`'s test split: both accuracies, the gain and its interval."""
+    low, high = points(test["gain_low"]), points(test["gain_high"])
+    return (
+        f"SFT {percent(test['sft']['accuracy'])} → policy {percent(test['policy']['accuracy'])} "
+        f"on {test['n']} test problems, gain {points(test['gain'])} points [{low}, {high}]"
+    )
+
+
+def verdict(test: Mapping[str, Any]) -> str:
+    """What the test split's interval allows to say."""
+    level = f"{100 * test['confidence']:g} %"
+    if test["gain_low"] > 0:
+        return f"The policy is better than its SFT start: the whole {level} interval of the gain lies above zero."
+    if test["gain_high"] < 0:
+        return f"The policy is worse than its SFT start: the whole {level} interval of the gain lies below zero."
+    return f"No difference is shown: the {level} interval of the gain holds zero."
+
+
+def percent(share: float) -> str:
+    """0.3125 as "31.2 %"."""
+    return f"{100 * share:.1f} %"
+
+
+def points(share: float) -> str:
+    """A difference of shares in percentage points, with a real minus sign."""
+    text = f"{abs(100 * share):.1f}"
+    return f"−{text}" if share < 0 and float(text) else text
+
+
+def samples_csv(sft: Sequence[Graded], policy: Sequence[Graded]) -> str:
+    """Every problem of a split with both answers, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    answers = ("response", "correct", "parsed", "finished", "length")
+    writer.writerow(
+        ["question", "gold", "outcome", "too_long", *(f"{name}_{key}" for name in ("sft", "policy") for key in answers)]
+    )
+    for before, after in zip(sft, policy, strict=True):
+        row = [before.question, before.gold, outcome(before, after), before.too_long]
+        writer.writerow(row + [getattr(graded, key) for graded in (before, after) for key in answers])
+    return text.getvalue()
+
+
+def render(
+    metrics: Mapping[str, Any],
+    ppo: Mapping[str, Any],
+    iterations: Sequence[charts.Row],
+    samples: Sequence[Sample],
+    checkpoints: Sequence[Checkpoint],
+    params: Mapping[str, Any],
+) -> str:
+    """The page's HTML.
+
+    `metrics` is `metrics/evaluation.json`, `ppo` is `metrics/ppo.json`, and `iterations` are the rows of
+    `plots/ppo.csv` as text. Everything that a model or a data set wrote is escaped.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, points=points, indented=_indented)
+    return environment.get_template(TEMPLATE.name).render(
+        headline=headline(metrics["test"]),
+        verdict=verdict(metrics["test"]),
+        metrics=metrics,
+        ppo=ppo,
+        iterations=iterations,
+        charts=charts.ppo_charts(iterations, marked=ppo["best_iteration"]),
+        canvas=charts,
+        samples=samples,
+        outcomes=OUTCOMES,
+        checkpoints=checkpoints,
+        params=params,
+    )
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file as text."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _indented(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,183 @@
+"""Intervals and tests for two models that answered the same problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from scipy.stats import binomtest
+
+if TYPE_CHECKING:
+    from rlhf.evaluation.accuracy import Graded
+
+DECIMALS = 6
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedTable:
+    """How many problems each of two models got right, before and after."""
+
+    both_right: int
+    gained: int
+    """Wrong before, right after."""
+    lost: int
+    """Right before, wrong after."""
+    both_wrong: int
+
+    @property
+    def n(self) -> int:
+        return self.both_right + self.gained + self.lost + self.both_wrong
+
+    @property
+    def right_before(self) -> int:
+        return self.both_right + self.lost
+
+    @property
+    def right_after(self) -> int:
+        return self.both_right + self.gained
+
+    @property
+    def gain(self) -> float:
+        """Accuracy after minus accuracy before."""
+        return (self.gained - self.lost) / self.n
+
+
+def paired_table(before: Sequence[bool], after: Sequence[bool]) -> PairedTable:
+    """Counts over problems in the same order; raises ValueError where the lengths differ."""
+    pairs = list(zip(before, after, strict=True))
+    return PairedTable(
+        both_right=pairs.count((True, True)),
+        gained=pairs.count((False, True)),
+        lost=pairs.count((True, False)),
+        both_wrong=pairs.count((False, False)),
+    )
+
+
+def wilson_interval(successes: int, n: int, confidence: float) -> Interval:
+    """Wilson's score interval for one proportion, without continuity correction (Wilson 1927)."""
+    interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Interval(float(interval.low), float(interval.high))
+
+
+def gain_interval(table: PairedTable, confidence: float) -> Interval:
+    """The interval of the paired gain: squares and adds the two Wilson intervals, less what their correlation explains.
+
+    Method 10 of Newcombe (1998), "Improved confidence intervals for the difference between binomial proportions based
+    on paired data", Statistics in Medicine 17, 2635-2650: for the gain d, the Wilson limits l1, u1 of the accuracy p1
+    after and l2, u2 of p2 before, and the correlation phi,
+
+        low  = d - sqrt((p1 - l1)^2 - 2 phi (p1 - l1)(u2 - p2) + (u2 - p2)^2)
+        high = d + sqrt((u1 - p1)^2 - 2 phi (u1 - p1)(p2 - l2) + (p2 - l2)^2)
+    """
+    n = table.n
+    after, before = table.right_after / n, table.right_before / n
+    wilson_after = wilson_interval(table.right_after, n, confidence)
+    wilson_before = wilson_interval(table.right_before, n, confidence)
+    phi = _correlation(table)
+    below = _hypotenuse(after - wilson_after.low, wilson_before.high - before, phi)
+    above = _hypotenuse(wilson_after.high - after, before - wilson_before.low, phi)
+    return Interval(table.gain - below, table.gain + above)
+
+
+def _hypotenuse(first: float, second: float, correlation: float) -> float:
+    # The square is never negative on paper, as |correlation| <= 1; rounding may say otherwise.
+    return sqrt(max(0.0, first**2 - 2 * correlation * first * second + second**2))
+
+
+def _correlation(table: PairedTable) -> float:
+    """The phi coefficient with Newcombe's continuity correction; 0 where a margin is empty."""
+    margins = table.right_after * (table.n - table.right_after) * table.right_before * (table.n - table.right_before)
+    if margins == 0:
+        return 0.0
+    covariance = float(table.both_right * table.both_wrong - table.gained * table.lost)
+    if covariance > 0:
+        covariance = max(covariance - table.n / 2, 0.0)
+    return covariance / sqrt(margins)
+
+
+def mcnemar_p_value(table: PairedTable) -> float:
+    """McNemar's exact test, one-sided: how likely so many gains among the changes are if both models were equally good.
+
+    P(X >= gained) for X ~ Binomial(gained + lost, 1/2); 1 where nothing changed.
+    """
+    changed = table.gained + table.lost
+    if changed == 0:
+        return 1.0
+    return float(binomtest(table.gained, changed, 0.5, alternative="greater").pvalue)
+
+
+def compare(sft: Sequence[Graded], policy: Sequence[Graded], method: str, confidence: float) -> dict[str, Any]:
+    """What `metrics/evaluation.json` says of one split.
+
+    Accuracies, gains, `strict`, `flexible`, `parse_failures` and `cut_off` are shares of all n problems; `paired` and
+    `too_long` are numbers of problems. Floats are rounded to six decimals.
+    """
+    if [row.question for row in sft] != [row.question for row in policy]:
+        raise ValueError("the two models did not answer the same problems")
+    table = paired_table([row.correct for row in sft], [row.correct for row in policy])
+    gain = gain_interval(table, confidence)
+    return {
+        "n": table.n,
+        "method": method,
+        "confidence": confidence,
+        "sft": _accuracy(table.right_before, table.n, confidence),
+        "policy": _accuracy(table.right_after, table.n, confidence),
+        "gain": _rounded(table.gain),
+        "gain_low": _rounded(gain.low),
+        "gain_high": _rounded(gain.high),
+        "p_value": _rounded(mcnemar_p_value(table)),
+        "paired": asdict(table),
+        "too_long": sum(row.too_long for row in sft),
+        "strict": {"sft": _share(row.strict for row in sft), "policy": _share(row.strict for row in policy)},
+        "flexible": {"sft": _share(row.flexible for row in sft), "policy": _share(row.flexible for row in policy)},
+        "parse_failures": {
+            "sft": _share(row.parse_failure for row in sft),
+            "policy": _share(row.parse_failure for row in policy),
+        },
+        "cut_off": {"sft": _share(row.cut_off for row in sft), "policy": _share(row.cut_off for row in policy)},
+    }
+
+
+def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of all splits under one name each: `test/gain`, `test/policy_accuracy`, `test/cut_off_policy`."""
+    numbers: dict[str, float] = {}
+    for split, values in metrics.items():
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                numbers.update({f"{split}/{name}_{key}": number for key, number in value.items()})
+            elif not isinstance(value, str):
+                numbers[f"{split}/{name}"] = value
+    return numbers
+
+
+def accuracies_csv(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """`plots/accuracy.csv`: one row a split and model, with the interval."""
+    lines = ["split,model,accuracy,low,high"]
+    for split, values in metrics.items():
+        for model in ("sft", "policy"):
+            lines.append(f"{split},{model},{values[model]['accuracy']},{values[model]['low']},{values[model]['high']}")
+    return "\n".join(lines) + "\n"
+
+
+def _accuracy(right: int, n: int, confidence: float) -> dict[str, float]:
+    interval = wilson_interval(right, n, confidence)
+    return {"accuracy": _rounded(right / n), "low": _rounded(interval.low), "high": _rounded(interval.high)}
+
+
+def _share(flags: Iterable[bool]) -> float:
+    return _rounded(fmean(flags))
+
+
+def _rounded(value: float) -> float:
+    return round(value, DECIMALS)

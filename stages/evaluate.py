@@ -1,0 +1,88 @@
+"""Evaluates the SFT start and the PPO policy on the same problems: accuracies, paired gain, report.
+
+    python -m stages.evaluate [key=value ...]
+
+Test decides nothing; the gate split decides about promotion. Both models decode greedily.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf import runtime
+from rlhf.data.gsm8k import Problem, read_prepared
+from rlhf.evaluation import report
+from rlhf.evaluation.accuracy import Graded, evaluate_model
+from rlhf.evaluation.statistics import accuracies_csv, compare, flat
+from rlhf.models import checkpoints
+from rlhf.stage import Stage, run_stage
+
+SPLITS = ("gate", "test")
+MODELS = {"sft": "SFT", "policy": "Policy"}
+
+Grades = dict[str, list[Graded]]
+"""Split -> its problems, graded."""
+
+
+def main(stage: Stage) -> None:
+    params = stage.params
+    problems = {split: _problems(stage, split) for split in SPLITS}
+    sft, policy = (_evaluate(stage, model, problems) for model in MODELS)
+    method, confidence = params.verifier.method, params.evaluation.confidence
+    metrics = {split: compare(sft[split], policy[split], method, confidence) for split in SPLITS}
+
+    stage.output("metrics/evaluation.json").write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
+    page = stage.scratch("reports/evaluation") / "index.html"
+    page.write_text(_page(stage, metrics, sft["test"], policy["test"]), encoding="utf-8")
+
+    stage.log.log_metrics(flat(metrics))
+    stage.log.log_artifact(page, "evaluation")
+    for split in SPLITS:
+        stage.log.log_text(report.samples_csv(sft[split], policy[split]), f"evaluation/{split}_samples.csv")
+    print(report.headline(metrics["test"]))
+
+
+def _problems(stage: Stage, split: str) -> list[Problem]:
+    path = stage.input(f"data/prepared/{split}.parquet")
+    stage.log.log_dataset(path, split, "evaluation")
+    return read_prepared(path)
+
+
+def _evaluate(stage: Stage, name: str, problems: Mapping[str, list[Problem]]) -> Grades:
+    """One model on every split; it is let go before the next one is loaded."""
+    directory = stage.input(f"models/{name}")
+    tokenizer = checkpoints.load_tokenizer(directory)
+    model = checkpoints.load_policy(directory)
+    settings = stage.params.runtime
+    model = model.to(runtime.device(settings)).to(runtime.matmul_dtype(settings))  # type: ignore[arg-type]
+    with runtime.progress(f"evaluate {MODELS[name]}", sum(map(len, problems.values()))) as bar:
+        return {
+            split: evaluate_model(model, tokenizer, rows, stage.params, on_rows=bar.advance)
+            for split, rows in problems.items()
+        }
+
+
+def _page(stage: Stage, metrics: Mapping[str, Any], sft: list[Graded], policy: list[Graded]) -> str:
+    directories = {title: stage.input(f"models/{name}") for name, title in MODELS.items()}
+    return report.render(
+        metrics=metrics,
+        ppo=json.loads(stage.input("metrics/ppo.json").read_text(encoding="utf-8")),
+        iterations=report.read_rows(stage.input("plots/ppo.csv")),
+        samples=report.pick_samples(sft, policy, stage.params.evaluation.samples),
+        checkpoints=[
+            report.Checkpoint(
+                title,
+                checkpoints.checkpoint_hash(directory),
+                checkpoints.read_manifest(directory).model_dump(mode="json"),
+            )
+            for title, directory in directories.items()
+        ],
+        params=stage.params.model_dump(),
+    )
+
+
+if __name__ == "__main__":
+    run_stage("evaluate", main)
