@@ -8,12 +8,13 @@ leaves none.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -60,7 +61,10 @@ class Stage:
         """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
         found = self.workspace / path
         if not found.exists():
-            writer = next((stage for made, stage in WRITERS.items() if path.startswith(made)), None)
+            writer = next(
+                (stage for made, stage in WRITERS.items() if path.startswith(made)),
+                None,
+            )
             hint = f"run dvc repro {writer}" if writer else "check the path"
             raise UserError(f"{path} is missing: {hint}")
         return found
@@ -98,7 +102,16 @@ class Stage:
         return {path: hashes.dvc_md5(self.place / path) for path in self._outputs}
 
 
-def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """Writes JSON as every metrics file here is written: the same values, the same bytes."""
+    path.write_text(
+        json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    )
+
+
+def run_stage(
+    name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None
+) -> None:
     """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage)."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -110,7 +123,11 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             _stop(name, _unexpected(name, error), 1)
-        _stop(name, f"{error.filename or 'the disk'}: {error.strerror}: no output was changed", 1)
+        _stop(
+            name,
+            f"{error.filename or 'the disk'}: {error.strerror}: no output was changed",
+            1,
+        )
     except Exception as error:
         _stop(name, _unexpected(name, error), 1)
 
@@ -125,8 +142,14 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
     if arguments:
         key = sha256(repr(sorted(arguments)).encode()).hexdigest()[:12]
         place = workspace / "runs" / name / key
-        print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's")
-    with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
+        print(
+            f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's"
+        )
+    with (
+        _staging(workspace, name) as staging,
+        ExitStack() as held,
+        stage_run(name, params.model_dump()) as log,
+    ):
         stage = Stage(name, params, log, workspace, place, held, staging)
         main(stage)
         log.tag_outs(stage.publish())

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlhf.data.answers import is_correct
 from rlhf.data.gsm8k import Problem, read_prepared
-from rlhf.data.preferences import Pair, make_pairs, split_by_question, write_pairs
+from rlhf.data.preferences import Pair, make_pairs, split_pairs, write_pairs
 from rlhf.data.prompts import decode_response, encode_prompts
 from rlhf.errors import UserError
 from rlhf.generation.engine import generate
@@ -37,7 +37,7 @@ def main(stage: Stage) -> None:
             f"preferences: {count} questions with {settings.samples} samples each gave no pair of a right and a wrong "
             "answer: raise preferences.questions or preferences.samples, or set preferences.gold_stand_in=true"
         )
-    training, validation = split_by_question(pairs, settings.validation_share)
+    training, validation = split_pairs(pairs, settings.validation_share)
     if not training or not validation:
         raise UserError(
             f"preferences.validation_share={settings.validation_share}: {len(pairs)} pairs leave one side "
