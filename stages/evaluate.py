@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 from rlhf import runtime
 from rlhf.data.gsm8k import Problem, read_prepared
@@ -29,14 +29,24 @@ Grades = dict[str, list[Graded]]
 def main(stage: Stage) -> None:
     params = stage.params
     problems = {split: _problems(stage, split) for split in SPLITS}
-    sft, policy = (_evaluate(stage, model, problems) for model in MODELS)
+    directories = {name: stage.input(f"models/{name}") for name in MODELS}
+    ppo_metrics, ppo_curve = stage.input("metrics/ppo.json"), stage.input("plots/ppo.csv")
+    sft, policy = (_evaluate(stage, name, directory, problems) for name, directory in directories.items())
     method, confidence = params.verifier.method, params.evaluation.confidence
     metrics = {split: compare(sft[split], policy[split], method, confidence) for split in SPLITS}
 
     stage.output("metrics/evaluation.json").write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
     page = stage.scratch("reports/evaluation") / "index.html"
-    page.write_text(_page(stage, metrics, sft["test"], policy["test"]), encoding="utf-8")
+    html = report.render(
+        metrics=metrics,
+        ppo=json.loads(ppo_metrics.read_text()),
+        iterations=report.read_rows(ppo_curve),
+        samples=report.pick_samples(sft["test"], policy["test"], params.evaluation.samples),
+        checkpoints=[_lineage(name, directory) for name, directory in directories.items()],
+        params=params.model_dump(),
+    )
+    page.write_text(html, encoding="utf-8")
 
     stage.log.log_metrics(flat(metrics))
     stage.log.log_artifact(page, "evaluation")
@@ -51,9 +61,8 @@ def _problems(stage: Stage, split: str) -> list[Problem]:
     return read_prepared(path)
 
 
-def _evaluate(stage: Stage, name: str, problems: Mapping[str, list[Problem]]) -> Grades:
+def _evaluate(stage: Stage, name: str, directory: Path, problems: Mapping[str, list[Problem]]) -> Grades:
     """One model on every split; it is let go before the next one is loaded."""
-    directory = stage.input(f"models/{name}")
     tokenizer = checkpoints.load_tokenizer(directory)
     model = checkpoints.load_policy(directory)
     settings = stage.params.runtime
@@ -65,23 +74,9 @@ def _evaluate(stage: Stage, name: str, problems: Mapping[str, list[Problem]]) ->
         }
 
 
-def _page(stage: Stage, metrics: Mapping[str, Any], sft: list[Graded], policy: list[Graded]) -> str:
-    directories = {title: stage.input(f"models/{name}") for name, title in MODELS.items()}
-    return report.render(
-        metrics=metrics,
-        ppo=json.loads(stage.input("metrics/ppo.json").read_text(encoding="utf-8")),
-        iterations=report.read_rows(stage.input("plots/ppo.csv")),
-        samples=report.pick_samples(sft, policy, stage.params.evaluation.samples),
-        checkpoints=[
-            report.Checkpoint(
-                title,
-                checkpoints.checkpoint_hash(directory),
-                checkpoints.read_manifest(directory).model_dump(mode="json"),
-            )
-            for title, directory in directories.items()
-        ],
-        params=stage.params.model_dump(),
-    )
+def _lineage(name: str, directory: Path) -> report.Checkpoint:
+    manifest = checkpoints.read_manifest(directory).model_dump(mode="json")
+    return report.Checkpoint(MODELS[name], checkpoints.checkpoint_hash(directory), manifest)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def render(
         metrics=metrics,
         ppo=ppo,
         iterations=iterations,
-        charts=charts.ppo_charts(iterations, marked=ppo["best_iteration"]),
+        charts=charts.ppo_charts(iterations, marked=ppo["best_iteration"] or None),
         canvas=charts,
         samples=samples,
         outcomes=OUTCOMES,

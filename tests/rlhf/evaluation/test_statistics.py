@@ -42,7 +42,7 @@ def test_wilson_interval_worked_out_by_hand() -> None:
 def test_gain_interval_of_published_examples() -> None:
     # Newcombe (1998), "... based on paired data": cells (36, 12, 2, 0).
     assert ends(gain_interval(PairedTable(36, 12, 2, 0), 0.95)) == approx(0.0569, 0.3404)
-    # Fagerland, Lydersen and Laake (2014): airway hyper-responsiveness (1, 1, 7, 12), complete response (59, 6, 16, 80).
+    # Fagerland, Lydersen and Laake (2014): airway hyper-responsiveness, and complete response to therapy.
     assert ends(gain_interval(PairedTable(1, 1, 7, 12), 0.95)) == approx(-0.5069, -0.0256)
     assert ends(gain_interval(PairedTable(59, 6, 16, 80), 0.95)) == approx(-0.1186, -0.0046)
     # Altman, Machin, Bryant and Gardner, "Statistics with confidence" (2000), Table 6.2: (14, 5, 0, 22).

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.config import compose, validate
+from rlhf.data.gsm8k import Problem, write_prepared
+from rlhf.data.prompts import encode_response
+from rlhf.errors import UserError
+from rlhf.evaluation import accuracy
+from rlhf.generation.engine import Sample
+from rlhf.models.checkpoints import Manifest, checkpoint_hash, save_checkpoint
+from rlhf.models.tiny import make_tiny
+from rlhf.stage import Stage
+from stages import evaluate
+
+COUNTS = {"gate": 2, "test": 4}
+PPO_CSV = "iteration,score,validation_accuracy\n0,,0.25\n1,0.4,0.5\n"
+
+
+class Log:
+    """What the stage sends to tracking."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.texts: dict[str, str] = {}
+        self.artifacts: list[str] = []
+        self.datasets: list[tuple[str, str, str]] = []
+
+    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        assert step is None
+        self.metrics.update(values)
+
+    def log_text(self, text: str, name: str) -> None:
+        self.texts[name] = text
+
+    def log_artifact(self, path: Path, folder: str = "") -> None:
+        assert path.exists()
+        self.artifacts.append(f"{folder}/{path.name}")
+
+    def log_dataset(self, path: Path, name: str, context: str) -> None:
+        self.datasets.append((path.name, name, context))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """The stage over a workspace with two tiny checkpoints and two splits whose gold answers are 0, 1, 2, ..."""
+    params = validate(compose(["scale=smoke", "runtime.device=cpu"]))
+    model, tokenizer = make_tiny(params.sft.tiny, seed=0)
+    (tmp_path / "models").mkdir()
+    sft = Manifest(kind="sft", source="tiny:", seed=0, stop_token="<|end|>")
+    save_checkpoint(tmp_path / "models/sft", model, tokenizer, sft)
+    parents = {"sft": checkpoint_hash(tmp_path / "models/sft")}
+    policy = Manifest(kind="policy", source="tiny:", parents=parents, seed=0, stop_token="<|end|>")
+    save_checkpoint(tmp_path / "models/policy", model, tokenizer, policy)
+    for split, count in COUNTS.items():
+        problems = [Problem(f"{split} {i}?", f"#### {i}", str(i), f"#### {i}", 0, "test") for i in range(count)]
+        write_prepared(tmp_path / f"data/prepared/{split}.parquet", problems)
+    for name, text in {"metrics/ppo.json": '{"best_iteration": 1}', "plots/ppo.csv": PPO_CSV}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with ExitStack() as held:
+        yield Stage("evaluate", params, Log(), tmp_path, tmp_path, held, tmp_path / ".partial")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def log(stage: Stage) -> Log:
+    assert isinstance(stage.log, Log)
+    return stage.log
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    """The engine's place is taken: SFT, which comes first, answers 0 to all problems, the policy 0, 1, 2, ..."""
+    _, tokenizer = make_tiny(stage.params.sft.tiny, seed=0)
+    calls: list[int] = []
+
+    def generate(model: object, prompts: Sequence[list[int]], **_: Any) -> list[Sample]:
+        first_model = len(calls) < len(COUNTS)
+        calls.append(len(prompts))
+        texts = [f"#### {0 if first_model else i}" for i in range(len(prompts))]
+        tokens = [encode_response(tokenizer, text) for text in texts]
+        return [Sample(ids, [0.0] * len(ids), True) for ids in tokens]
+
+    monkeypatch.setattr(accuracy, "generate", generate)
+
+
+@pytest.mark.usefixtures("answers")
+def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate.main(stage)
+    stage.publish()
+
+    text = (stage.workspace / "metrics/evaluation.json").read_text()
+    metrics = json.loads(text)
+    assert text == json.dumps(metrics, indent=2, sort_keys=True) + "\n"
+    assert metrics["test"]["n"] == 4
+    assert metrics["test"]["sft"]["accuracy"] == 0.25
+    assert metrics["test"]["policy"]["accuracy"] == 1.0
+    assert metrics["test"]["gain"] == 0.75
+    assert metrics["test"]["p_value"] == 0.125
+    assert metrics["test"]["paired"] == {"both_right": 1, "gained": 3, "lost": 0, "both_wrong": 0}
+    assert metrics["gate"]["gain"] == 0.5
+
+    rows = list(csv.DictReader((stage.workspace / "plots/accuracy.csv").open()))
+    assert [(row["split"], row["model"], row["accuracy"]) for row in rows] == [
+        ("gate", "sft", "0.5"),
+        ("gate", "policy", "1.0"),
+        ("test", "sft", "0.25"),
+        ("test", "policy", "1.0"),
+    ]
+    page = (stage.workspace / "reports/evaluation/index.html").read_text(encoding="utf-8")
+    sentence = "SFT 25.0 % → policy 100.0 % on 4 test problems, gain 75.0 points"
+    assert sentence in page
+    assert checkpoint_hash(stage.workspace / "models/policy") in page
+    assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("answers")
+def test_logs_numbers_samples_report_and_datasets(stage: Stage, log: Log) -> None:
+    evaluate.main(stage)
+    assert log.metrics["test/policy_accuracy"] == 1.0
+    assert log.metrics["gate/sft_accuracy"] == 0.5
+    assert log.artifacts == ["evaluation/index.html"]
+    samples = list(csv.DictReader(log.texts["evaluation/test_samples.csv"].splitlines()))
+    assert [row["outcome"] for row in samples] == ["both_right", "gained", "gained", "gained"]
+    assert log.datasets == [("gate.parquet", "gate", "evaluation"), ("test.parquet", "test", "evaluation")]
+
+
+def test_with_the_real_engine_equal_models_score_alike(stage: Stage) -> None:
+    evaluate.main(stage)
+    stage.publish()
+    metrics = json.loads((stage.workspace / "metrics/evaluation.json").read_text())
+    for split, count in COUNTS.items():
+        assert metrics[split]["n"] == count
+        assert metrics[split]["sft"] == metrics[split]["policy"]
+        assert metrics[split]["paired"]["gained"] == metrics[split]["paired"]["lost"] == 0
+        assert metrics[split]["p_value"] == 1.0
+
+
+def test_a_missing_policy_names_its_stage(stage: Stage) -> None:
+    (stage.workspace / "models/policy").rename(stage.workspace / "models/elsewhere")
+    with pytest.raises(UserError, match="models/policy is missing: run dvc repro train_ppo"):
+        evaluate.main(stage)
+    assert not (stage.workspace / "metrics/evaluation.json").exists()
