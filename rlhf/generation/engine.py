@@ -76,13 +76,12 @@ def _decode(
 ) -> list[Sample]:
     """Decodes one batch; rows that are done leave it, so that the rest runs faster."""
     device = model.device
-    tokens, attention, lengths = _pad_right(prompts, pad_id, device)
+    tokens, attention, lengths = _pad_left(prompts, pad_id, device)
     cache = DynamicCache(config=model.config)
-    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+    positions = (torch.arange(-tokens.shape[1], 0, device=device) + lengths[:, None]).clamp_min(0)
     hidden = model.base_model(
         input_ids=tokens, attention_mask=attention, position_ids=positions, cache=cache, use_cache=True
-    ).last_hidden_state
-    hidden = hidden[torch.arange(len(prompts), device=device), lengths - 1]
+    ).last_hidden_state[:, -1]
     active = torch.arange(len(prompts), device=device)
     chosen: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
@@ -116,11 +115,15 @@ def _decode(
     return [Sample(*row) for row in zip(chosen, logprobs, finished, strict=True)]
 
 
-def _pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, P), attention mask (B, P) and lengths (B,)."""
+def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, P), attention mask (B, P) and lengths (B,).
+
+    On the left, so that no padding comes to stand between a prompt and its response: sliding windows and the cache
+    count places, not positions.
+    """
     lengths = [len(prompt) for prompt in prompts]
     width = max(lengths)
-    tokens = torch.tensor([[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts], device=device)
+    tokens = torch.tensor([[*[pad_id] * (width - len(prompt)), *prompt] for prompt in prompts], device=device)
     sizes = torch.tensor(lengths, device=device)
-    attention = (torch.arange(width, device=device) < sizes[:, None]).long()
+    attention = (torch.arange(width, device=device) >= width - sizes[:, None]).long()
     return tokens, attention, sizes
