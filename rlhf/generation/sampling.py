@@ -21,7 +21,7 @@ def next_tokens(logits: Tensor, temperature: float, uniforms: Tensor | None) -> 
     """
     if temperature == 0:
         log_probs = torch.log_softmax(logits, dim=-1)
-        tokens = log_probs.argmax(dim=-1)
+        tokens = logits.argmax(dim=-1)  # the logarithms round close logits to equal ones
     else:
         if uniforms is None:
             raise ValueError("sampling above temperature 0 needs uniforms")
