@@ -27,8 +27,8 @@ MIN_ROWS: Mapping[str, int] = {"train": 32, "validation": 8, "gate": 8, "test": 
 """Fewer rows neither train nor decide anything."""
 QUESTION_LENGTH = (10, 4000)
 """Characters; GSM8K's questions have 42 to 985."""
-NUMBER_PATTERN = r"^-?[0-9]+(\.[0-9]+)?(e-?[0-9]+|/[0-9]+)?$"
-FINAL_LINE_PATTERN = rf"(^|\n){MARKER}[^\n]*[0-9][^\n]*\s*$"
+NUMBER_PATTERN = r"^-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+|/[0-9]+)?$"
+FINAL_LINE_PATTERN = rf"(?:^|\n){MARKER}[^\n]*[0-9][^\n]*\s*$"
 ROWS_SHOWN = 3
 EXCERPT = 60
 

@@ -89,21 +89,25 @@ def from_generator(data: Data) -> Splits:
 
 def from_files(data: Data) -> Splits:
     """`train.jsonl` and `test.jsonl` in the directory `data.reads`."""
-    from datasets import load_dataset
-
     directory = Path(data.reads)
     if not directory.is_dir():
         raise UserError(f"data.reads: {directory} is no directory: it must hold train.jsonl and test.jsonl")
     files = {split: directory / f"{split}.jsonl" for split in ("train", "test")}
     for path in files.values():
         _check_jsonl(path)
+    return {split: _from_jsonl(path) for split, path in files.items()}
+
+
+def _from_jsonl(path: Path) -> list[Problem]:
+    from datasets import load_dataset
+
     _quiet_datasets()
     with TemporaryDirectory() as cache:
         try:
-            tables = load_dataset("json", data_files={k: str(v) for k, v in files.items()}, cache_dir=cache)
+            table = load_dataset("json", data_files=str(path), split="train", cache_dir=cache)
         except Exception as error:  # noqa: BLE001  datasets raises errors of many kinds
-            raise UserError(f"data.reads: {directory} cannot be read: {_first_line(error)}") from None
-        return {split: _problems(tables[split], str(path), "files") for split, path in files.items()}
+            raise UserError(f"{path} cannot be read: {_first_line(error.__cause__ or error)}") from None
+        return _problems(table, str(path), "files")
 
 
 def from_hub(data: Data) -> Splits:
