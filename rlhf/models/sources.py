@@ -47,6 +47,7 @@ FILES = (
 MODEL_CARD = "README.md"
 HUB_TIMEOUT_SECONDS = 10.0
 HUB_ATTEMPTS = 3
+_PATTERNS = [*FILES, MODEL_CARD]
 PROJECT_LICENSE = "Apache-2.0"
 
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -168,7 +169,8 @@ def _snapshot(repo: str, revision: str) -> Path:
     )
 
     try:
-        return _download(repo, revision)
+        _ask_hub(repo, revision)
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
     except GatedRepoError:
         raise UserError(f"{repo} is gated: ask its owners for access and set HF_TOKEN") from None
     except (RepositoryNotFoundError, HFValidationError):
@@ -178,7 +180,7 @@ def _snapshot(repo: str, revision: str) -> Path:
     except (HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
         reason = " ".join(str(error).split())[:160]
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_patterns(), local_files_only=True))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS, local_files_only=True))
     except LocalEntryNotFoundError:
         raise UserError(
             f"the hub is out of reach ({reason}) and its cache holds no complete copy: check the network and "
@@ -201,17 +203,11 @@ def _worth_a_retry(error: BaseException) -> bool:
     wait=wait_exponential(max=4),
     reraise=True,
 )
-def _download(repo: str, revision: str) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
+def _ask_hub(repo: str, revision: str) -> None:
+    """Asks whether the revision is there: what follows tries files again but would wait for ever on this question."""
+    from huggingface_hub import HfApi
 
-    HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS)  # snapshot_download would wait for ever
-    return Path(
-        snapshot_download(repo, revision=revision, allow_patterns=_patterns(), etag_timeout=HUB_TIMEOUT_SECONDS)
-    )
-
-
-def _patterns() -> list[str]:
-    return [*FILES, MODEL_CARD]
+    HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
 
 
 def _copy_files(origin: Path, directory: Path) -> None:

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rlhf.config import compose, validate
+from rlhf.errors import UserError
+from rlhf.models import checkpoints
+from rlhf.models.checkpoints import load_policy, load_tokenizer, read_manifest
+from rlhf.models.tiny import make_tiny
+from rlhf.stage import Stage
+from stages import fetch_sft
+
+
+class Log:
+    """What the stage sends to tracking."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.params: dict[str, object] = {}
+
+    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        assert step is None
+        self.metrics.update(values)
+
+    def log_params(self, values: Mapping[str, object]) -> None:
+        self.params.update(values)
+
+
+def run(workspace: Path, *overrides: str) -> tuple[Path, Log]:
+    """Runs the stage's main at smoke scale; returns what would become models/fetched, and the log."""
+    params, log, staging = validate(compose(["scale=smoke", *overrides])), Log(), workspace / ".partial"
+    with ExitStack() as held:
+        fetch_sft.main(Stage("fetch_sft", params, log, workspace, workspace, held, staging))  # type: ignore[arg-type]
+    return staging / "models" / "fetched", log
+
+
+def test_the_fresh_model_of_the_params_is_fetched_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    directory, log = run(tmp_path, "seed=5")
+    model = load_policy(directory)
+    assert model.config.max_position_embeddings == 256
+    assert len(load_tokenizer(directory)) == model.config.vocab_size <= 400
+    assert log.metrics == {"parameters": model.num_parameters()}
+    assert log.params == {"fetched": {"revision": "", "license": "Apache-2.0"}}
+    assert read_manifest(directory).seed == 5
+    assert capsys.readouterr().out == "fetching tiny:\n0.03M parameters, license Apache-2.0\n"
+
+
+def test_a_directory_goes_the_same_way(tmp_path: Path):
+    tiny = validate(compose(["scale=smoke"])).sft.tiny
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    checkpoints.write_model(mine, *make_tiny(tiny, seed=1))
+    directory, log = run(tmp_path, f"sft.source={mine}", f"sft.reads={mine}")
+    assert (directory / "model.safetensors").read_bytes() == (mine / "model.safetensors").read_bytes()
+    assert log.params == {"fetched": {"revision": read_manifest(directory).revision, "license": "not stated"}}
+
+
+def test_a_checkpoint_without_chat_template_stops_the_stage(tmp_path: Path):
+    tiny = validate(compose(["scale=smoke"])).sft.tiny
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    checkpoints.write_model(mine, *make_tiny(tiny, seed=1))
+    (mine / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match=f"sft.source={mine}: its tokenizer has no chat template"):
+        run(tmp_path, f"sft.source={mine}", f"sft.reads={mine}")
