@@ -39,9 +39,9 @@ def artifact_root() -> Path:
     return (database.parent if database else main_checkout()) / "mlartifacts"
 
 
-def cache_dir() -> Path:
-    """Where locks and other things that can be lost lie."""
-    return main_checkout() / ".cache"
+def registry_lock() -> Path:
+    """The file whose lock a process holds while it registers a model."""
+    return artifact_root().parent / ".cache" / "registry.lock"
 
 
 def state_dir() -> Path:

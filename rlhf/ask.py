@@ -1,0 +1,63 @@
+"""Asks a policy a question and prints its answer.
+
+    python -m rlhf.ask "Tom has 3 apples ..." [--policy models/policy]
+
+Without --policy, the registered candidate answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf import config
+from rlhf.errors import UsageError, UserError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="ask", description="Ask a policy a question.")
+    parser.add_argument("question", help="the problem, as one argument")
+    parser.add_argument("--policy", type=Path, help="checkpoint directory; the registered candidate if left out")
+    given = parser.parse_args(arguments)
+    try:
+        print(ask(given.question, given.policy))
+    except UserError as error:
+        print(f"ask: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def ask(question: str, directory: Path | None) -> str:
+    """The answer of the policy in `directory`, or of the registered candidate; raises UserError."""
+    if not question.strip():
+        raise UsageError('the question is empty: make ask Q="..."')
+    params = config.load()
+    if directory:
+        return ask_directory(question, directory, params.ppo.sampling.max_new_tokens)
+    from rlhf.registry import ask_candidate
+
+    return ask_candidate(params.registry.name, question)
+
+
+def ask_directory(question: str, directory: Path, max_new_tokens: int) -> str:
+    """The answer of the checkpoint in `directory`, by the code that serves the registered one."""
+    from rlhf.models.checkpoints import verify_files
+
+    with warnings.catch_warnings(record=True):  # MLflow asks for type hints, as in rlhf/registry.py
+        from rlhf.served_policy import QuestionTooLong, ServedPolicy
+
+    verify_files(directory)
+    policy = ServedPolicy()
+    policy.load(directory)
+    try:
+        return policy.answer(question, max_new_tokens)
+    except QuestionTooLong as error:
+        raise UserError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
