@@ -100,7 +100,7 @@ def test_a_command_that_a_signal_ended_gives_128_and_the_signal() -> None:
 
 def test_a_missing_command_is_one_line(tmp_path: Path) -> None:
     command = [*SUPERVISOR, "--", str(tmp_path / "nowhere")]
-    answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    answer = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert answer.returncode == supervisor.NOT_FOUND
     assert answer.stderr == f"supervisor: {tmp_path / 'nowhere'}: No such file or directory\n"
 

@@ -1,0 +1,66 @@
+"""Runs the whole pipeline: params, eight stages, summary.
+
+    python -m flows.pipeline [group=choice ...] [key=value ...]
+
+for example `scale=tiny reward=mixture ppo.kl.coef=0.02`. It writes params.yaml from `conf/` and these overrides;
+`dvc repro` takes params.yaml as it is. This module is the command line, the flow is in pipeline_flow.py: wrong
+params are refused before anything heavy is imported or started.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from flows import servers
+from rlhf import config
+from rlhf.errors import UserError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the flow and prints what came out; returns the exit code."""
+    if {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        config.compose(arguments)
+        print(_run(list(arguments)))
+        return 0
+    except UserError as error:
+        return _stop(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _stop("interrupted: every stage that was done stays done, run it again to go on", 1)
+
+
+def _run(overrides: list[str]) -> str:
+    start = time.monotonic()
+    with servers.prefect_api() as wait_for_api:
+        from flows.console import take_over
+        from flows.pipeline_flow import pipeline
+        from tasks.summary import as_text
+
+        console = take_over(sys.stdout)
+        wait_for_api()
+        try:
+            summary = pipeline(overrides)
+        finally:
+            console.end_line()
+    minutes, seconds = divmod(round(time.monotonic() - start), 60)
+    return f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}"
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _stop(message: str, code: int) -> int:
+    print(f"pipeline: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""The flow of the whole pipeline: params, the stages in the order of dvc.yaml, the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from rlhf import config, tracking
+from rlhf.anchors import CHECKOUT
+from rlhf.evaluation.statistics import flat
+from rlhf.params import Params
+from tasks import summary
+from tasks.dvc_stages import RETRY_DELAY_SECONDS, Outcome, retries, run_stage, upstream
+from tasks.summary import Summary
+
+
+@flow(name="pipeline", persist_result=False)
+def pipeline(overrides: list[str]) -> Summary:
+    """Composes params.yaml from Hydra `overrides` (`scale=tiny`, `ppo.kl.coef=0.02`) and brings every stage up to date.
+
+    Raises UsageError for wrong overrides and StageFailedError for the first stage that fails.
+    """
+    raw = config.compose(overrides)
+    params = config.validate(raw)
+    config.write(raw, CHECKOUT / config.PARAMS_FILE)
+    tags = {"overrides": " ".join(overrides), "prefect.flow_run": flow_run.name or ""}
+    with tracking.pipeline_run(raw, tags) as run:
+        run.log_artifact(CHECKOUT / config.PARAMS_FILE)
+        outcomes = _run_stages(raw, params, run.id)
+        evaluation = summary.read_evaluation(CHECKOUT / summary.METRICS)
+        run.log_metrics(flat(evaluation))
+        run.log_artifact(CHECKOUT / "dvc.lock")
+        result = Summary(
+            evaluation=evaluation,
+            registered=outcomes["register"].last_line.removeprefix("register: "),
+            run_id=run.id,
+            unchanged=tuple(name for name, outcome in outcomes.items() if not outcome.ran),
+        )
+        summary.publish(result)
+    return result
+
+
+def _run_stages(raw: Mapping[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
+    """Runs one stage after the other, for a DVC workspace takes one at a time; Prefect draws what depends on what."""
+    states: dict[str, Any] = {}
+    outcomes = {}
+    for name, needed in upstream(CHECKOUT / "dvc.yaml", raw).items():
+        attempt = run_stage.with_options(retries=retries(name, params), retry_delay_seconds=RETRY_DELAY_SECONDS)
+        waits = [states[stage] for stage in needed]
+        states[name] = attempt(name, parent_run_id, wait_for=waits, return_state=True)
+        outcomes[name] = states[name].result()
+    return outcomes

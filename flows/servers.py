@@ -1,0 +1,118 @@
+"""Local servers that end with the process that needs them: Prefect's for a flow, Prefect's and MLflow's for `make ui`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rlhf import anchors
+from rlhf.errors import UserError
+from tasks.processes import supervised
+
+HOST = "127.0.0.1"
+START_SECONDS, DRAIN_SECONDS = 120.0, 5.0
+
+
+def set_prefect_environment() -> None:
+    """Keeps Prefect's database in the main checkout, so that flows and `make ui` share it. Before prefect is imported.
+
+    What the user has set wins: PREFECT_HOME, and the profiles of the home directory, which may name a server.
+    """
+    profiles = Path.home() / ".prefect" / "profiles.toml"
+    if "PREFECT_HOME" not in os.environ and profiles.is_file():
+        os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
+    os.environ.setdefault("PREFECT_HOME", str(anchors.main_checkout() / ".prefect"))
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+
+
+@contextmanager
+def prefect_api() -> Iterator[Callable[[], None]]:
+    """A Prefect API for the flows of this process: the configured one, or else a server of their own.
+
+    Yields a function that waits until flows can start. Prefect's own temporary server would share the terminal's
+    signals and be gone before the flow can report that it was interrupted; and it would outlive a killed flow.
+    """
+    set_prefect_environment()
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        yield lambda: None
+        return
+    port = free_port()
+    application = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
+    command = [sys.executable, "-m", *application, "--host", HOST, "--port", str(port)]
+    os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
+    refresh_global_settings_context()
+    try:
+        with server("prefect", command, f"http://{HOST}:{port}/api/health") as wait:
+            try:
+                yield wait
+            finally:
+                _drain()
+    finally:
+        del os.environ["PREFECT_API_URL"]
+        refresh_global_settings_context()
+
+
+def _drain() -> None:
+    """Sends the logs and events that Prefect's background threads still hold, before their server ends."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=DRAIN_SECONDS)
+    EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+
+
+@contextmanager
+def server(name: str, command: Sequence[str], health: str) -> Iterator[Callable[[], None]]:
+    """Starts `command`; yields a function that waits until the URL `health` answers. Its output is in runs/servers/.
+
+    That function raises UserError with the server's last line where it ended instead.
+    """
+    log = anchors.main_checkout() / "runs" / "servers" / f"{name}-{os.getpid()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as output,
+        supervised(command, directory=anchors.CHECKOUT, environ={}, output=output) as process,
+    ):
+        yield lambda: _wait(name, process, health, log)
+
+
+def _wait(name: str, process: subprocess.Popen[str], health: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not _answers(health):
+        if process.poll() is not None:
+            raise UserError(f"the {name} server ended while starting: {_last_line(log)}: see {log}")
+        if time.monotonic() > deadline:
+            raise UserError(f"the {name} server did not answer within {START_SECONDS:.0f} s: see {log}")
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (URLError, OSError):
+        return False
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")

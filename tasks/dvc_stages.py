@@ -1,0 +1,148 @@
+"""One Prefect task a DVC stage: `dvc repro --single-item` in a child process, its lines in the run's log."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from rlhf import anchors, tracking
+from rlhf.errors import UserError
+from rlhf.params import Params
+from tasks.processes import run_lines
+
+RETRIES = 2
+RETRY_DELAY_SECONDS = 10.0
+
+RUNNING = re.compile(r"Running stage '.*':")
+RESTORED = re.compile(r"Stage '.*' is cached - skipping run, checking out outputs")
+CHATTER = re.compile(
+    r"|> .*|Stage '.*' didn't change, skipping|(Generating|Updating) lock file '.*'|Data and pipelines are up to date\."
+    r"|WARNING: Process .* in RWLock-file .* had been killed\. Auto removed it from the lock file\."
+    r"|Use `dvc push` .*|To track the changes with git, run:|\s*git add .*|To enable auto staging, run:|\s*dvc config .*"
+)
+"""DVC's own lines, which say nothing to somebody who watches a stage."""
+FAILED = "ERROR: "
+
+
+class StageFailedError(UserError):
+    """A stage ended with an error; the message is the stage's own last line."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended: `ran` is false where DVC found its outputs unchanged, or restored them from its cache."""
+
+    stage: str
+    ran: bool
+    last_line: str
+    """The stage's last word; empty where it did not run."""
+
+
+@task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT) -> Outcome:
+    """Brings the stage `name` of `workspace`'s dvc.yaml up to date, as a child of the MLflow run `parent_run_id`.
+
+    Raises StageFailedError with the stage's last line. However this task ends, no process of the stage is left.
+    """
+    logger = get_run_logger()
+    output = _Output()
+
+    def on_line(line: str) -> None:
+        if shown := output.read(line):
+            logger.info(shown)
+
+    command = [sys.executable, "-m", "dvc", "repro", "--single-item", name]
+    environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent_run_id}
+    code = run_lines(command, on_line, directory=workspace, environ=environ)
+    if code:
+        raise StageFailedError(output.fault(name, code))
+    if not output.ran:
+        logger.info("restored from the cache" if output.restored else "unchanged")
+        outs = locked_outs(workspace / "dvc.lock", name)
+        tracking.cached_child(parent_run_id, name, tracking.find_run_by_outs(name, outs))
+    return Outcome(name, output.ran, output.stage_line)
+
+
+@dataclass
+class _Output:
+    """What DVC and the stage below it have printed so far."""
+
+    ran: bool = False
+    restored: bool = False
+    stage_line: str = ""
+    _errors: list[str] = field(default_factory=list)
+
+    def read(self, line: str) -> str:
+        """Takes the next line and returns what of it a person wants to see."""
+        if RUNNING.fullmatch(line):
+            self.ran = True
+        elif RESTORED.fullmatch(line):
+            self.restored = True
+        elif line.startswith(FAILED):
+            self._errors.append(line.removeprefix(FAILED))
+        elif not CHATTER.fullmatch(line):
+            self.stage_line = line
+            return line
+        return ""
+
+    def fault(self, name: str, code: int) -> str:
+        """The one line that says why the stage failed: its own last one, or DVC's error where it did not get to run."""
+        reason = self.stage_line if self.ran else next(iter(self._errors), self.stage_line)
+        reason = reason or f"exit code {code} without a word"
+        return reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+
+
+def retries(name: str, params: Params) -> int:
+    """How often to try the stage again: only where it reads or writes over the network."""
+    over_network = {
+        "prepare_data": params.data.source == "hub",
+        "fetch_sft": "://" in params.sft.source,
+        "register": anchors.tracking_uri().startswith(("http://", "https://")),
+    }
+    return RETRIES if over_network.get(name) else 0
+
+
+def upstream(dvc_yaml: Path, raw_params: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The stages of `dvc_yaml` in the order of the file, each with the stages whose outputs it depends on."""
+    stages = yaml.safe_load(dvc_yaml.read_text())["stages"]
+    writers = {path: name for name, stage in stages.items() for path in _paths(stage, "outs", "metrics", "plots")}
+    graph = {}
+    for name, stage in stages.items():
+        deps = [_resolve(path, raw_params) for path in _paths(stage, "deps")]
+        needed = [writer for path, writer in writers.items() if any(f"{dep}/".startswith(f"{path}/") for dep in deps)]
+        graph[name] = list(dict.fromkeys(needed))
+    return graph
+
+
+def locked_outs(lock: Path, stage: str) -> dict[str, str]:
+    """The md5 of each output of `stage` in `lock` by its path; empty where the lock has none."""
+    locked = yaml.safe_load(lock.read_text()) if lock.is_file() else None
+    outs = (locked or {}).get("stages", {}).get(stage, {}).get("outs", [])
+    return {out["path"]: out["md5"] for out in outs}
+
+
+def _paths(stage: Mapping[str, Any], *kinds: str) -> list[str]:
+    """The paths that a stage lists under `kinds`; an entry is a path, or a path with options."""
+    entries = [entry for kind in kinds for entry in stage.get(kind, [])]
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+
+
+def _resolve(path: str, raw_params: Mapping[str, Any]) -> str:
+    """Replaces DVC's `${dotted.key}` by the param's value."""
+
+    def value(match: re.Match[str]) -> str:
+        found: Any = raw_params
+        for part in match[1].split("."):
+            found = found[part]
+        return str(found)
+
+    return re.sub(r"\$\{(.+?)\}", value, path)

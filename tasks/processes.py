@@ -1,0 +1,60 @@
+"""Child processes that end with the flow: each runs under the supervisor, on a lifeline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from tasks import supervisor
+
+END_SECONDS = supervisor.GRACE_SECONDS + 10
+"""How long the supervisor may take to end everything: its grace time and a little more."""
+
+
+@contextmanager
+def supervised(
+    command: Sequence[str], *, directory: Path, environ: Mapping[str, str], output: int | IO[str] = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
+    """Runs `command` in `directory`, standard error joined to standard output; on leaving, all of it has ended.
+
+    `environ` is laid over this process's environment. Leaving by an exception, Ctrl-C and a cancelled run included,
+    ends the command with all its descendants: TERM, then KILL. Should this process be killed, the supervisor does it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, supervisor.__file__, "--", *command],
+        cwd=directory,
+        env=child_environment(environ),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # Closes the lifeline, and drops what is still written so that nobody waits for a full pipe to drain.
+        process.communicate(timeout=END_SECONDS)
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `environ` on top, in which `python` is this interpreter and prints at once."""
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return {**os.environ, "PATH": programs, "PYTHONUNBUFFERED": "1", **environ}
+
+
+def run_lines(
+    command: Sequence[str], on_line: Callable[[str], None], *, directory: Path, environ: Mapping[str, str]
+) -> int:
+    """Runs `command` to its end, gives each line of its output to `on_line` as it comes, and returns the exit code."""
+    with supervised(command, directory=directory, environ=environ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            on_line(line.rstrip())
+        return process.wait()

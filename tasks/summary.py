@@ -1,0 +1,116 @@
+"""What a pipeline run comes to: a few lines for the terminal and a page for the Prefect UI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from rlhf import anchors
+from rlhf.errors import UserError
+
+NO_RUN = "none: the tracking server was out of reach"
+METRICS = Path("metrics/evaluation.json")
+REPORT = Path("reports/evaluation/index.html")
+SPLITS = ("gate", "test")
+MLFLOW_UI = "http://127.0.0.1:5000"
+"""Where `make ui` serves the MLflow UI."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The outcome of a pipeline run."""
+
+    evaluation: Mapping[str, Any]
+    """metrics/evaluation.json."""
+    registered: str
+    """The registered model and its version, in words."""
+    run_id: str
+    """The pipeline's MLflow run; empty where no server could be reached."""
+    unchanged: tuple[str, ...]
+    """Stages that DVC skipped or restored."""
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """The content of metrics/evaluation.json; raises UserError where it is missing or broken."""
+    try:
+        evaluation = json.loads(path.read_text())
+        return {split: evaluation[split] for split in SPLITS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: no evaluation to read ({type(error).__name__}): run dvc repro evaluate") from None
+
+
+def as_text(summary: Summary) -> str:
+    """The lines for the terminal."""
+    test = summary.evaluation["test"]
+    accuracy = f"SFT {_percent(test['sft']['accuracy'])} → policy {_interval(test['policy'])}, {test['n']} problems"
+    rows = [
+        ("accuracy on test", accuracy),
+        ("gain", f"{_gain(test)} points, {test['confidence']:.0%} intervals"),
+        ("registered", summary.registered),
+        ("report", str(REPORT)),
+        ("MLflow run", summary.run_id or NO_RUN),
+        ("look at the runs", "make ui"),
+        ("ask the policy", 'make ask Q="Tom has 3 apples and buys 4 more. How many apples does he have?"'),
+    ]
+    if summary.unchanged:
+        rows.insert(0, ("unchanged", ", ".join(summary.unchanged)))
+    return "\n".join(f"{label:18}{text}" for label, text in rows)
+
+
+def as_markdown(summary: Summary) -> str:
+    """The page for the Prefect UI."""
+    lines = [
+        "# Pipeline run",
+        "",
+        "| split | problems | SFT | policy | gain in points | p |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for split in SPLITS:
+        row = summary.evaluation[split]
+        lines.append(
+            f"| {split} | {row['n']} | {_interval(row['sft'])} | {_interval(row['policy'])} "
+            f"| {_gain(row)} | {row['p_value']:.2g} |"
+        )
+    run = f"[{summary.run_id}]({run_link(summary.run_id)})" if summary.run_id else NO_RUN
+    lines += [
+        "",
+        f"Intervals: {summary.evaluation['test']['confidence']:.0%}. Nothing is decided by test.",
+        "",
+        f"- registered: {summary.registered}",
+        f"- MLflow run: {run}",
+        f"- report: `{REPORT}`, also among the artifacts of the MLflow run of `evaluate`",
+        f"- unchanged stages: {', '.join(summary.unchanged) or 'none'}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def run_link(run_id: str) -> str:
+    """The run's page in the MLflow UI: the tracking server's, or the one that `make ui` opens."""
+    uri = anchors.tracking_uri()
+    base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else MLFLOW_UI
+    return f"{base}/#/runs/{run_id}"
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def publish(summary: Summary) -> None:
+    """Puts the summary where the Prefect UI shows it with the run."""
+    create_markdown_artifact(as_markdown(summary), key="pipeline-summary", description="Accuracies and where to look")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _interval(model: Mapping[str, float]) -> str:
+    return f"{_percent(model['accuracy'])} [{100 * model['low']:.1f}, {100 * model['high']:.1f}]"
+
+
+def _gain(split: Mapping[str, float]) -> str:
+    return f"{100 * split['gain']:+.1f} [{100 * split['gain_low']:+.1f}, {100 * split['gain_high']:+.1f}]"
