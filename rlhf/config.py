@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlhf.errors import UsageError, UserError
-from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params
+from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory
 
 PARAMS_FILE = Path("params.yaml")
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
@@ -35,7 +35,7 @@ def validate(raw: object, origin: str = str(PARAMS_FILE)) -> Params:
 
 def _fault(location: Sequence[int | str], message: str) -> str:
     text = message.removeprefix("Value error, ")
-    text = "unknown key" if text == "Extra inputs are not permitted" else text
+    text = {"Extra inputs are not permitted": "unknown key", "Field required": "missing"}.get(text, text)
     return f"{'.'.join(map(str, location)) or 'params'}: {text}"
 
 
@@ -44,32 +44,53 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
 
     Raises UsageError for an unreadable file, an unknown key or a value out of bounds.
     """
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     if not path.is_file():
         raise UsageError(f"{path} is missing: write it with python -m rlhf.config compose")
-    malformed = [item for item in overrides if "=" not in item or item.startswith("=")]
-    if malformed:
-        raise UsageError(f"override {malformed[0]!r}: write key=value, for example ppo.kl.coef=0.02")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-        raw = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        config = OmegaConf.load(path)
+    except (OSError, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid YAML: {_first_line(error)}") from None
-    _follow_sources(raw, {item.split("=", 1)[0] for item in overrides})
-    return validate(raw, str(path) if not overrides else f"{path} with {' '.join(overrides)}")
+    if not isinstance(config, DictConfig):
+        raise UsageError(f"{path}: holds a list instead of keys: write it with python -m rlhf.config compose")
+    origin = " with ".join([str(path), *([" ".join(overrides)] if overrides else [])])
+    try:
+        for key, value in _follow_sources(dict(map(_parse, overrides))).items():
+            OmegaConf.update(config, key, value)
+        raw = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{origin}: {_first_line(error)}") from None
+    return validate(raw, origin)
 
 
-def _follow_sources(raw: Any, overridden: set[str]) -> None:
+def _parse(override: str) -> tuple[str, Any]:
+    """Key and value of one `key=value` in Hydra's grammar, the same that `compose` takes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import OverrideType
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        hint = """write key=value, with quotes around a value that holds = , { or }: key='"value"'"""
+        raise UsageError(f"override {override!r}: {_first_line(error)}: {hint}") from None
+    if parsed.type is not OverrideType.CHANGE or parsed.is_sweep_override() or not parsed.key_or_group:
+        raise UsageError(f"override {override!r}: write key=value with one value, for example ppo.kl.coef=0.02")
+    return parsed.key_or_group, parsed.value()
+
+
+def _follow_sources(overrides: dict[str, Any]) -> dict[str, Any]:
     """Sets `reads` after an overridden `source`, so that one override is enough on a stage's command line."""
-    if "ppo.reward.source" in overridden and "ppo.reward.reads" not in overridden:
-        reward = raw["ppo"]["reward"]
-        reward["reads"] = NOTHING if reward["source"] == "verifier" else REWARD_MODEL_PATH
-    if "sft.source" in overridden and "sft.reads" not in overridden:
-        source = str(raw["sft"]["source"])
-        raw["sft"]["reads"] = NOTHING if "://" in source or source == "tiny:" else source
+    reads = {}
+    if "ppo.reward.source" in overrides:
+        reads["ppo.reward.reads"] = NOTHING if overrides["ppo.reward.source"] == "verifier" else REWARD_MODEL_PATH
+    if "sft.source" in overrides:
+        source = str(overrides["sft.source"])
+        reads["sft.reads"] = source if is_directory(source) else NOTHING
+    return overrides | {key: value for key, value in reads.items() if key not in overrides}
 
 
 def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, Any]:
@@ -79,26 +100,30 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         with initialize_config_dir(str(conf), version_base=None):
             raw: Any = OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True)
+    except MissingConfigException as error:
+        choices = ", ".join(error.options or ())
+        raise UsageError(f"{' '.join(overrides)}: {_first_line(error)}: take one of {choices}") from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(f"{' '.join(overrides)}: {_first_line(error)}") from None
+        hint = "conf/ has the groups, python -m rlhf.config help lists the keys"
+        raise UsageError(f"{' '.join(overrides)}: {_first_line(error)}: {hint}") from None
     validate(raw, "composed params")
     return raw
 
 
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
-    """Writes `raw` as DVC writes params, atomically; leaves an equal file alone."""
-    from dvc.utils.serialize import dump_yaml
+    """Writes `raw` as `dvc exp run -S` does, byte for byte, atomically; leaves an equal file alone."""
+    from omegaconf import OmegaConf
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        dump_yaml(temporary, raw)
+        temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)), encoding="utf-8")
         if path.is_file() and path.read_bytes() == temporary.read_bytes():
             return
         temporary.replace(path)
@@ -119,7 +144,7 @@ def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line.strip(" .") for line in str(error).splitlines() if line.strip(" .")), type(error).__name__)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 NOTHING = "conf/nothing"
 REWARD_MODEL_PATH = "models/reward"
@@ -20,6 +20,13 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"Input should not be {str(value).lower()}")
+        return value
+
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
@@ -27,6 +34,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+def is_directory(source: str) -> bool:
+    """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
+    return "://" not in source and source != "tiny:"
 
 
 class Runtime(Section):
@@ -78,18 +91,18 @@ class Generator(Section):
 class Hub(Section):
     """The data set on the Hugging Face hub."""
 
-    repo: str
+    repo: Name
     """Data set name."""
-    config: str
+    config: Name
     """Configuration of the data set."""
-    revision: str
+    revision: Name
     """Commit, tag or branch of the data set."""
 
 
 class Data(Section):
     source: Literal["generator", "hub", "files"]
     """Where the problems come from."""
-    reads: str
+    reads: Name
     """Directory with train.jsonl and test.jsonl for `files`; `conf/nothing` otherwise."""
     generator: Generator
     hub: Hub
@@ -161,18 +174,17 @@ class Finetune(Section):
 
 
 class Sft(Section):
-    source: str
+    source: Name
     """Checkpoint to start from: `tiny:`, a directory, `hf://org/name@revision`, or `wheel://package==version/path`."""
-    reads: str
+    reads: Name
     """The same path where source is a directory; `conf/nothing` otherwise."""
     tiny: Tiny
     finetune: Finetune
 
     @model_validator(mode="after")
     def _consistent(self) -> Sft:
-        local = "://" not in self.source and self.source != "tiny:"
-        if self.reads != (self.source if local else NOTHING):
-            wanted = self.source if local else NOTHING
+        wanted = self.source if is_directory(self.source) else NOTHING
+        if self.reads != wanted:
             raise ValueError(f"reads must be {wanted} with source={self.source}")
         return self
 
