@@ -15,7 +15,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.models.checkpoints import checkpoint_hash, verify_files
 from rlhf.tracking import Run
-from rlhf.tracking_server import client, reason, without_password
+from rlhf.tracking_server import quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -79,13 +79,11 @@ def register_policy(
 
 def ask_candidate(name: str, question: str) -> str:
     """The registered candidate's answer; raises UserError where there is no candidate or the question is too long."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
+    mlflow = quiet_mlflow()
     with _server() as registry:
         try:
             registry.get_model_version_by_alias(name, ALIAS)
-        except MlflowException as error:
+        except mlflow.MlflowException as error:
             if error.get_http_status_code() >= 500:
                 raise
             place = without_password(anchors.tracking_uri())
@@ -93,7 +91,7 @@ def ask_candidate(name: str, question: str) -> str:
         served = mlflow.pyfunc.load_model(f"models:/{name}@{ALIAS}")
     try:
         answer: str = served.predict([question])[0]
-    except MlflowException as error:
+    except mlflow.MlflowException as error:
         raise UserError(error.message) from None
     return answer
 
@@ -143,17 +141,14 @@ def _search(registry: MlflowClient, name: str, policy_hash: str) -> ModelVersion
 @contextmanager
 def _server() -> Iterator[MlflowClient]:
     """The registry's client; whatever MLflow raises becomes one line."""
-    uri = anchors.tracking_uri()
-    registry = client(uri)
-
-    import mlflow
-    from mlflow.exceptions import MlflowException
+    mlflow, uri = quiet_mlflow(), anchors.tracking_uri()
+    from sqlalchemy.exc import SQLAlchemyError
 
     mlflow.set_tracking_uri(uri)  # for logging and loading models, which take no client
     try:
         with warnings.catch_warnings(record=True):  # it asks for type hints, which would cost the signature its params
-            yield registry
-    except MlflowException as error:
+            yield mlflow.MlflowClient(uri)
+    except (mlflow.MlflowException, SQLAlchemyError) as error:
         place = without_password(uri)
         raise UserError(f"MLflow at {place}: {reason(error)}: start it, or set MLFLOW_TRACKING_URI") from None
 

@@ -117,10 +117,11 @@ class Run:
         self._flushed = _now()
         if not self._id and not self._server.attempt(self._create, urgent):
             return
-        while self._id and (self._points or self._params or self._tags):
-            if not self._server.attempt(self._send_batch, urgent):
-                return
+        if not self._id:  # refused for good
+            return
+        while self._points and self._server.attempt(self._send_points, urgent):
             self._points = self._points[MAX_METRICS:]
+        while (self._params or self._tags) and self._server.attempt(self._send_entries, urgent):
             self._params = dict(list(self._params.items())[MAX_PARAMS:])
             self._tags = {}
 
@@ -140,12 +141,16 @@ class Run:
         self._id = client.create_run(experiment, self._start, self._tags, self._name).info.run_id
         self._tags = {}
 
-    def _send_batch(self, client: MlflowClient) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+    def _send_points(self, client: MlflowClient) -> None:
+        from mlflow.entities import Metric
 
-        metrics = [Metric(*point) for point in self._points[:MAX_METRICS]]
+        client.log_batch(self._id, metrics=[Metric(*point) for point in self._points[:MAX_METRICS]])
+
+    def _send_entries(self, client: MlflowClient) -> None:
+        from mlflow.entities import Param, RunTag
+
         params = [Param(*item) for item in list(self._params.items())[:MAX_PARAMS]]
-        client.log_batch(self._id, metrics, params, [RunTag(*item) for item in self._tags.items()])
+        client.log_batch(self._id, params=params, tags=[RunTag(*item) for item in self._tags.items()])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,16 +24,15 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 """How long MLflow may hang on an unreachable server (its own defaults: minutes); the user's environment wins."""
 
 
-def client(uri: str) -> MlflowClient:
-    """MLflow's client for the server at `uri`, without its chatter, telemetry and patience."""
+def quiet_mlflow() -> ModuleType:
+    """The mlflow package without its chatter, telemetry and patience."""
     for name, value in (PATIENCE | {"DO_NOT_TRACK": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}).items():
         os.environ.setdefault(name, value)
     import mlflow
 
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-    return mlflow.MlflowClient(uri)
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return mlflow
 
 
 def without_password(uri: str) -> str:
@@ -68,7 +68,7 @@ class Server:
         if time.monotonic() < self._retry_at and not urgent:
             return False
         try:
-            self._client = self._client or client(self._uri)
+            self._client = self._client or quiet_mlflow().MlflowClient(self._uri)
             call(self._client)
         except Exception as error:  # of any kind: MLflow lets those of its stores, drivers and transports through
             refused = _is_refusal(error)
