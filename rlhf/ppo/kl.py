@@ -27,9 +27,7 @@ def estimates(logprobs: Tensor, ref_logprobs: Tensor) -> KlEstimates:
     sequences, while a non-negative penalty pushes down tokens that already lost probability.
     """
     log_ratio = logprobs - ref_logprobs
-    return KlEstimates(
-        log_ratio, 0.5 * log_ratio.square(), torch.expm1(-log_ratio) + log_ratio
-    )
+    return KlEstimates(log_ratio, 0.5 * log_ratio.square(), torch.expm1(-log_ratio) + log_ratio)
 
 
 def next_coef(coef: float, kl: float, sequences: int, settings: Kl) -> float:

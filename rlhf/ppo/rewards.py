@@ -19,9 +19,7 @@ from rlhf.params import Reward
 class Scorer(Protocol):
     """Scores responses: the only thing that PPO knows of a reward."""
 
-    def __call__(
-        self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch
-    ) -> Tensor:
+    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
         """Float32 (B,) scores of the responses `texts`, whose tokens are in `batch`."""
 
 
@@ -31,12 +29,9 @@ class VerifierScorer:
     def __init__(self, method: str, format_bonus: float) -> None:
         self._method, self._bonus = method, format_bonus
 
-    def __call__(
-        self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch
-    ) -> Tensor:
+    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
         scores = [
-            float(is_correct(text, problem.gold, self._method))
-            + self._bonus * has_single_final_answer(text)
+            float(is_correct(text, problem.gold, self._method)) + self._bonus * has_single_final_answer(text)
             for problem, text in zip(problems, texts, strict=True)
         ]
         return torch.tensor(scores, device=batch.tokens.device)
@@ -46,28 +41,16 @@ class RewardModelScorer:
     """The reward model's score at the last real token, normalised over finished SFT samples."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        normalisation: Normalisation,
-        micro_batch_size: int,
-        dtype: torch.dtype,
+        self, model: PreTrainedModel, normalisation: Normalisation, micro_batch_size: int, dtype: torch.dtype
     ) -> None:
         self._model = model.eval().requires_grad_(False)
-        self._normalisation, self._micro_batch_size, self._dtype = (
-            normalisation,
-            micro_batch_size,
-            dtype,
-        )
+        self._normalisation, self._micro_batch_size, self._dtype = normalisation, micro_batch_size, dtype
 
     @torch.no_grad()
-    def __call__(
-        self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch
-    ) -> Tensor:
+    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
         rows = torch.arange(len(batch), device=batch.tokens.device)
         parts = micro_batches(rows, self._micro_batch_size)
-        raw = torch.cat(
-            [raw_scores(self._model, batch.select(part), self._dtype) for part in parts]
-        )
+        raw = torch.cat([raw_scores(self._model, batch.select(part), self._dtype) for part in parts])
         return (raw - self._normalisation.mean) / self._normalisation.std
 
 
@@ -77,19 +60,13 @@ class MixtureScorer:
     def __init__(self, parts: Sequence[tuple[float, Scorer]]) -> None:
         self._parts = [(weight, scorer) for weight, scorer in parts if weight]
 
-    def __call__(
-        self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch
-    ) -> Tensor:
-        return torch.stack(
-            [weight * scorer(problems, texts, batch) for weight, scorer in self._parts]
-        ).sum(dim=0)
+    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+        return torch.stack([weight * scorer(problems, texts, batch) for weight, scorer in self._parts]).sum(dim=0)
 
 
 def task_scores(scores: Tensor, finished: Tensor, settings: Reward) -> Tensor:
     """(B,) the clipped score of a finished response, `cut_off_score` for one that the length limit cut off."""
-    return torch.where(
-        finished, scores.clamp(-settings.clip, settings.clip), settings.cut_off_score
-    )
+    return torch.where(finished, scores.clamp(-settings.clip, settings.clip), settings.cut_off_score)
 
 
 def token_rewards(scores: Tensor, kl: Tensor, batch: TokenBatch, coef: float) -> Tensor:

@@ -56,13 +56,8 @@ class Experience(NamedTuple):
         """The rows, cut to their own longest length."""
         batch = self.batch.select(rows)
         actions = batch.tokens.shape[1] - 1
-        cut = [
-            tensor[rows, :actions]
-            for tensor in (self.logprobs, self.values, self.advantages, self.returns)
-        ]
-        return Experience(
-            batch, *cut, kl=KlEstimates(*(k[rows, :actions] for k in self.kl))
-        )
+        cut = [tensor[rows, :actions] for tensor in (self.logprobs, self.values, self.advantages, self.returns)]
+        return Experience(batch, *cut, kl=KlEstimates(*(k[rows, :actions] for k in self.kl)))
 
 
 def sample(
@@ -88,46 +83,29 @@ def sample(
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
         temperature=settings.temperature,
-        uniforms=token_uniforms(
-            seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens
-        ),
+        uniforms=token_uniforms(seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens),
     )
-    batch = pad(
-        [p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id
-    ).to(model.device)
-    flat = torch.tensor(
-        [value for s in samples for value in s.logprobs], device=model.device
-    )
+    batch = pad([p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id).to(model.device)
+    flat = torch.tensor([value for s in samples for value in s.logprobs], device=model.device)
     return Rollout(
         batch=batch,
         problems=[prompt.problem for prompt in chosen],
         texts=[decode_response(tokenizer, s.tokens) for s in samples],
         finished=torch.tensor([s.finished for s in samples], device=model.device),
-        sampler_logprobs=torch.zeros(
-            batch.mask.shape, device=model.device
-        ).masked_scatter(batch.mask, flat),
+        sampler_logprobs=torch.zeros(batch.mask.shape, device=model.device).masked_scatter(batch.mask, flat),
     )
 
 
 @torch.no_grad()
 def evaluate_actions(
-    actor_critic: ActorCritic,
-    reference: Reference,
-    batch: TokenBatch,
-    temperature: float,
-    micro_batch_size: int,
+    actor_critic: ActorCritic, reference: Reference, batch: TokenBatch, temperature: float, micro_batch_size: int
 ) -> tuple[Actions, Tensor]:
     """Log-probabilities, entropies and values of all actions, and the reference's log-probabilities, (B, T-1) each."""
     width = batch.tokens.shape[1] - 1
     columns: list[list[Tensor]] = [[], [], [], []]
-    for rows in micro_batches(
-        torch.arange(len(batch), device=batch.tokens.device), micro_batch_size
-    ):
+    for rows in micro_batches(torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
         part = batch.select(rows)
-        pieces = (
-            *actor_critic(part, temperature),
-            reference.logprobs(part, temperature),
-        )
+        pieces = (*actor_critic(part, temperature), reference.logprobs(part, temperature))
         for column, piece in zip(columns, pieces, strict=True):
             column.append(torch.nn.functional.pad(piece, (0, width - piece.shape[1])))
     logprobs, entropy, values, ref_logprobs = (torch.cat(column) for column in columns)
@@ -165,6 +143,4 @@ def whiten_advantages(
         std = last_std if last_std is not None else 1.0
     else:
         last_std = std
-    return experience._replace(
-        advantages=whiten(experience.advantages, mask, mean, std)
-    ), last_std
+    return experience._replace(advantages=whiten(experience.advantages, mask, mean, std)), last_std

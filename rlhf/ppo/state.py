@@ -29,26 +29,15 @@ from rlhf.ppo.update import Learner
 STATE_FILE = "state.safetensors"
 
 
-def fingerprint(
-    settings: Mapping[str, object], inputs: list[Path], project: Path
-) -> str:
+def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
     """The key of a run: params, the inputs' hashes, the library's code, the lock file, torch, its threads."""
-    code = sorted(
-        [*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"]
-    )
+    code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
     parts = {
         "params": settings,
         "inputs": {path.name: dvc_md5(path) for path in inputs},
-        "code": {
-            str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest()
-            for path in code
-        },
+        "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
         "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
-        "torch": [
-            torch.__version__,
-            torch.get_num_threads(),
-            torch.backends.cpu.get_cpu_capability(),
-        ],
+        "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -62,9 +51,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            raise UserError(
-                f"{directory}: process {lock.read()} is training this very run: wait for it"
-            ) from None
+            raise UserError(f"{directory}: process {lock.read()} is training this very run: wait for it") from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -73,13 +60,8 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 def save(directory: Path, learner: Learner, progress: Progress) -> None:
     """Writes the state beside the old one and renames it over: at any moment there is one whole state."""
-    tensors = {
-        f"weight/{name}": p.detach()
-        for name, p in learner.actor_critic.named_parameters()
-    }
-    tensors |= {
-        f"best/{name}": weight for name, weight in progress.best_weights.items()
-    }
+    tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.named_parameters()}
+    tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
     tensors |= dict(_optimiser_tensors(learner))
     meta = asdict(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
     temporary = directory / f".{STATE_FILE}.new"
@@ -99,21 +81,11 @@ def load(directory: Path, learner: Learner) -> Progress:
         meta = json.loads(file.metadata()["progress"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     prefix = "weight/"
-    learner.restore(
-        {
-            name.removeprefix(prefix): t
-            for name, t in tensors.items()
-            if name.startswith(prefix)
-        }
-    )
+    learner.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
     _restore_optimisers(learner, tensors)
     learner.bad_steps = meta.pop("bad_steps")
     device = learner.actor_critic.policy.device
-    best = {
-        name.removeprefix("best/"): t.to(device)
-        for name, t in tensors.items()
-        if name.startswith("best/")
-    }
+    best = {name.removeprefix("best/"): t.to(device) for name, t in tensors.items() if name.startswith("best/")}
     return Progress(**(meta | {"best_weights": best}))
 
 
@@ -136,9 +108,7 @@ def _restore_optimisers(learner: Learner, tensors: Mapping[str, Tensor]) -> None
             kind, *place = name.split("/")
             if kind == "optimiser" and place[0] == str(number):
                 state.setdefault(int(place[1]), {})[place[2]] = tensor
-        optimiser.load_state_dict(
-            {"state": state, "param_groups": optimiser.state_dict()["param_groups"]}
-        )
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
 def _sync(path: Path) -> None:

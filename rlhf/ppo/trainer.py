@@ -20,15 +20,7 @@ from rlhf.params import Params, Ppo
 from rlhf.ppo.advantages import explained_variance
 from rlhf.ppo.kl import next_coef
 from rlhf.ppo.rewards import Scorer, task_scores
-from rlhf.ppo.rollout import (
-    Experience,
-    Prompt,
-    Rollout,
-    build_experience,
-    evaluate_actions,
-    sample,
-    whiten_advantages,
-)
+from rlhf.ppo.rollout import Experience, Prompt, Rollout, build_experience, evaluate_actions, sample, whiten_advantages
 from rlhf.ppo.update import Learner, UpdateStats, update
 from rlhf.streams import Purpose, shuffled_slice
 
@@ -79,21 +71,13 @@ def train(loop: Loop, progress: Progress) -> Progress:
     actor_critic = loop.learner.actor_critic
     if not progress.rows:
         progress.kl_coef = settings.kl.coef
-        _record(
-            loop,
-            progress,
-            {"iteration": 0.0, "validation_accuracy": loop.validate(actor_critic)},
-        )
+        _record(loop, progress, {"iteration": 0.0, "validation_accuracy": loop.validate(actor_critic)})
     while progress.iteration < settings.iterations:
         iteration = progress.iteration
         train_policy = iteration >= settings.critic.warmup_iterations
         rollout = _sample(loop, iteration)
         actions, ref_logprobs = evaluate_actions(
-            actor_critic,
-            loop.reference,
-            rollout.batch,
-            settings.sampling.temperature,
-            settings.micro_batch_size,
+            actor_critic, loop.reference, rollout.batch, settings.sampling.temperature, settings.micro_batch_size
         )
         raw_scores = loop.scorer(rollout.problems, rollout.texts, rollout.batch)
         scores = task_scores(raw_scores, rollout.finished, settings.reward)
@@ -108,35 +92,16 @@ def train(loop: Loop, progress: Progress) -> Progress:
         )
         row = _measure(loop.params, rollout, actions, experience, scores)
         if settings.whiten_advantages:
-            experience, progress.advantage_std = whiten_advantages(
-                experience, scores, progress.advantage_std
-            )
+            experience, progress.advantage_std = whiten_advantages(experience, scores, progress.advantage_std)
         lr = settings.lr * lr_share(settings, iteration)
         loop.learner.set_policy_lr(lr)
-        stats = update(
-            loop.learner,
-            experience,
-            settings,
-            seed=seed,
-            iteration=iteration,
-            train_policy=train_policy,
-        )
+        stats = update(loop.learner, experience, settings, seed=seed, iteration=iteration, train_policy=train_policy)
         _check_ratio(stats, actor_critic.dtype, iteration)
-        row |= {
-            "iteration": iteration + 1.0,
-            "lr": lr,
-            "kl_coef": progress.kl_coef,
-            "grad_norm": stats.grad_norm,
-        }
+        row |= {"iteration": iteration + 1.0, "lr": lr, "kl_coef": progress.kl_coef, "grad_norm": stats.grad_norm}
         row |= stats.means() | {"first_log_ratio": stats.first_log_ratio or 0.0}
-        progress.kl_coef = next_coef(
-            progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl
-        )
+        progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
         progress.iteration += 1
-        if (
-            progress.iteration % settings.eval_every == 0
-            or progress.iteration == settings.iterations
-        ):
+        if progress.iteration % settings.eval_every == 0 or progress.iteration == settings.iterations:
             row["validation_accuracy"] = loop.validate(actor_critic)
         _record(loop, progress, row)
     return progress
@@ -151,13 +116,7 @@ def lr_share(settings: Ppo, iteration: int) -> float:
 def _sample(loop: Loop, iteration: int) -> Rollout:
     settings, seed = loop.params.ppo, loop.params.seed
     start = iteration * settings.prompts_per_iteration
-    numbers = shuffled_slice(
-        seed,
-        Purpose.SHUFFLE_PROMPTS,
-        start,
-        settings.prompts_per_iteration,
-        len(loop.prompts),
-    )
+    numbers = shuffled_slice(seed, Purpose.SHUFFLE_PROMPTS, start, settings.prompts_per_iteration, len(loop.prompts))
     actor_critic = loop.learner.actor_critic
     return sample(
         sampling_copy(actor_critic.policy, actor_critic.dtype),
@@ -171,13 +130,7 @@ def _sample(loop: Loop, iteration: int) -> Rollout:
     )
 
 
-def _measure(
-    params: Params,
-    rollout: Rollout,
-    actions: Actions,
-    experience: Experience,
-    scores: Tensor,
-) -> Row:
+def _measure(params: Params, rollout: Rollout, actions: Actions, experience: Experience, scores: Tensor) -> Row:
     """What an iteration's rollouts say, before the update; means over response tokens or over sequences."""
     mask = rollout.batch.mask
     tokens, sequences = int(mask.sum()), len(rollout.texts)
@@ -195,13 +148,10 @@ def _measure(
         "kl_sequence": k1 / sequences,
         "kl_k2": k2 / tokens,
         "kl_k3": k3 / tokens,
-        "explained_variance": explained_variance(
-            experience.values, experience.returns, mask
-        ),
+        "explained_variance": explained_variance(experience.values, experience.returns, mask),
         "response_length": tokens / sequences,
         "cut_off": 1 - float(rollout.finished.float().mean()),
-        "mismatch": float((rollout.sampler_logprobs - actions.logprobs).abs().sum())
-        / tokens,
+        "mismatch": float((rollout.sampler_logprobs - actions.logprobs).abs().sum()) / tokens,
     }
 
 
@@ -211,8 +161,7 @@ def _record(loop: Loop, progress: Progress, row: Row) -> None:
     if accuracy is not None and accuracy > progress.best_accuracy:
         progress.best_accuracy, progress.best_iteration = accuracy, progress.iteration
         progress.best_weights = {
-            name: weight.detach().clone()
-            for name, weight in loop.learner.actor_critic.named_parameters()
+            name: weight.detach().clone() for name, weight in loop.learner.actor_critic.named_parameters()
         }
     progress.rows.append(row)
     loop.save(progress)

@@ -27,9 +27,7 @@ class Learner:
     def __init__(self, actor_critic: ActorCritic, settings: Ppo) -> None:
         self.actor_critic = actor_critic
         groups = actor_critic.optimised(settings.lr, settings.critic.lr)
-        self.optimisers: list[AdamW] = [
-            adamw(group, settings.lr, settings.weight_decay) for group in groups
-        ]
+        self.optimisers: list[AdamW] = [adamw(group, settings.lr, settings.weight_decay) for group in groups]
         self.bad_steps = 0
 
     def set_policy_lr(self, lr: float) -> None:
@@ -51,18 +49,13 @@ class Learner:
         Raises UserError at the third step in a row whose gradient is not finite; the weights are the last good ones.
         """
         norms = [
-            clip_gradients(
-                [p for group in optimiser.param_groups for p in group["params"]],
-                max_grad_norm,
-            )
+            clip_gradients([p for group in optimiser.param_groups for p in group["params"]], max_grad_norm)
             for optimiser in self.optimisers
         ]
         good = all(torch.isfinite(torch.tensor(norm)) for norm in norms)
         self.bad_steps = 0 if good else self.bad_steps + 1
         if self.bad_steps > BAD_STEPS_ALLOWED:
-            raise UserError(
-                f"ppo.lr: the gradient was not finite {self.bad_steps} times in a row: lower ppo.lr"
-            )
+            raise UserError(f"ppo.lr: the gradient was not finite {self.bad_steps} times in a row: lower ppo.lr")
         for optimiser in self.optimisers:
             if good:
                 optimiser.step()
@@ -83,9 +76,7 @@ class UpdateStats:
         """Adds per-action values that are 0 off the mask."""
         self.tokens += tokens
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(
-                value.detach().sum(dtype=torch.float64)
-            )
+            self.sums[name] = self.sums.get(name, 0.0) + float(value.detach().sum(dtype=torch.float64))
 
     def means(self) -> dict[str, float]:
         """Means over tokens."""
@@ -93,13 +84,7 @@ class UpdateStats:
 
 
 def update(
-    learner: Learner,
-    experience: Experience,
-    settings: Ppo,
-    *,
-    seed: int,
-    iteration: int,
-    train_policy: bool,
+    learner: Learner, experience: Experience, settings: Ppo, *, seed: int, iteration: int, train_policy: bool
 ) -> UpdateStats:
     """`epochs` passes over the experience; the loss is a mean over a minibatch's response tokens, whatever the
     micro-batches. With `train_policy=False` (critic warm-up) the policy does not move."""
@@ -108,42 +93,24 @@ def update(
     rows = len(experience.batch)
     for epoch in range(settings.epochs):
         keys = iteration * settings.epochs + epoch
-        order = torch.from_numpy(
-            permutation(seed, Purpose.SHUFFLE_MINIBATCHES, keys, rows)
-        ).to(device)
+        order = torch.from_numpy(permutation(seed, Purpose.SHUFFLE_MINIBATCHES, keys, rows)).to(device)
         for minibatch in order.split(rows // settings.minibatches):
             tokens = int(experience.batch.mask[minibatch].sum())
             for part in micro_batches(minibatch, settings.micro_batch_size):
-                loss = _losses(
-                    learner.actor_critic,
-                    experience.select(part),
-                    settings,
-                    train_policy,
-                    stats,
-                )
+                loss = _losses(learner.actor_critic, experience.select(part), settings, train_policy, stats)
                 (loss / tokens).backward()
             stats.grad_norm = learner.step(settings.max_grad_norm)
     return stats
 
 
 def _losses(
-    actor_critic: ActorCritic,
-    part: Experience,
-    settings: Ppo,
-    train_policy: bool,
-    stats: UpdateStats,
+    actor_critic: ActorCritic, part: Experience, settings: Ppo, train_policy: bool, stats: UpdateStats
 ) -> Tensor:
     """The sum of the loss over the part's response tokens; adds the part to the statistics."""
     mask = part.batch.mask
     actions = actor_critic(part.batch, settings.sampling.temperature, train_policy)
-    policy = (
-        policy_losses(actions.logprobs, part.logprobs, part.advantages, settings.clip)
-        * mask
-    )
-    value = (
-        value_losses(actions.values, part.values, part.returns, settings.value_clip)
-        * mask
-    )
+    policy = policy_losses(actions.logprobs, part.logprobs, part.advantages, settings.clip) * mask
+    value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
     if stats.first_log_ratio is None:
         stats.first_log_ratio = float(log_ratio.abs().max())
