@@ -98,7 +98,7 @@ def train(loop: Loop, progress: Progress) -> Progress:
         stats = update(loop.learner, experience, settings, seed=seed, iteration=iteration, train_policy=train_policy)
         _check_ratio(stats, actor_critic.dtype, iteration)
         row |= {"iteration": iteration + 1.0, "lr": lr, "kl_coef": progress.kl_coef, "grad_norm": stats.grad_norm}
-        row |= stats.means() | {"first_log_ratio": stats.first_log_ratio or 0.0}
+        row |= stats.means() | {"first_log_ratio": stats.first_log_ratio}
         progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
         progress.iteration += 1
         if progress.iteration % settings.eval_every == 0 or progress.iteration == settings.iterations:
@@ -170,7 +170,7 @@ def _record(loop: Loop, progress: Progress, row: Row) -> None:
 
 def _check_ratio(stats: UpdateStats, dtype: torch.dtype, iteration: int) -> None:
     """The first minibatch sees the weights that made the old log-probabilities: its ratio must be 1."""
-    if (stats.first_log_ratio or 0.0) > RATIO_TOLERANCE[dtype]:
+    if stats.first_log_ratio > RATIO_TOLERANCE[dtype]:
         print(
             f"train_ppo: iteration {iteration + 1}: the first minibatch's log ratio is {stats.first_log_ratio:.2g}, "
             "it should be 0: the policy's forward pass is not repeatable",

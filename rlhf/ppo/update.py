@@ -44,15 +44,17 @@ class Learner:
             parameter.copy_(weights[name])
 
     def step(self, max_grad_norm: float) -> float:
-        """Clips and steps every optimiser, or none: returns the largest gradient norm.
+        """Clips and steps every optimiser, or none: returns the largest gradient norm, NaN if one is.
 
         Raises UserError at the third step in a row whose gradient is not finite; the weights are the last good ones.
         """
-        norms = [
-            clip_gradients([p for group in optimiser.param_groups for p in group["params"]], max_grad_norm)
-            for optimiser in self.optimisers
-        ]
-        good = all(torch.isfinite(torch.tensor(norm)) for norm in norms)
+        norms = torch.tensor(
+            [
+                clip_gradients([p for group in optimiser.param_groups for p in group["params"]], max_grad_norm)
+                for optimiser in self.optimisers
+            ]
+        )
+        good = bool(norms.isfinite().all())
         self.bad_steps = 0 if good else self.bad_steps + 1
         if self.bad_steps > BAD_STEPS_ALLOWED:
             raise UserError(f"ppo.lr: the gradient was not finite {self.bad_steps} times in a row: lower ppo.lr")
@@ -60,16 +62,18 @@ class Learner:
             if good:
                 optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        return max(norms)
+        return float(norms.max())
 
 
 @dataclass
 class UpdateStats:
-    """Sums over the response tokens that an update saw, and what it saw first."""
+    """Sums over the response tokens that an update saw, the largest log ratio before its first step, and the gradient
+    norm of its last one."""
 
     sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
-    first_log_ratio: float | None = None
+    steps: int = 0
+    first_log_ratio: float = 0.0
     grad_norm: float = 0.0
 
     def add(self, tokens: int, **values: Tensor) -> None:
@@ -100,6 +104,7 @@ def update(
                 loss = _losses(learner.actor_critic, experience.select(part), settings, train_policy, stats)
                 (loss / tokens).backward()
             stats.grad_norm = learner.step(settings.max_grad_norm)
+            stats.steps += 1
     return stats
 
 
@@ -112,8 +117,8 @@ def _losses(
     policy = policy_losses(actions.logprobs, part.logprobs, part.advantages, settings.clip) * mask
     value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
-    if stats.first_log_ratio is None:
-        stats.first_log_ratio = float(log_ratio.abs().max())
+    if stats.steps == 0:
+        stats.first_log_ratio = max(stats.first_log_ratio, float(log_ratio.abs().max()))
     stats.add(
         int(mask.sum()),
         policy_loss=policy,
