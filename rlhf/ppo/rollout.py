@@ -71,9 +71,12 @@ def sample(
     seed: int,
     iteration: int,
 ) -> Rollout:
-    """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split."""
+    """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split.
+
+    A number may come twice, where an iteration reaches into the next epoch: its responses are counted on.
+    """
     rows = np.repeat(numbers, samples_per_prompt)
-    which = np.tile(np.arange(samples_per_prompt), len(numbers))
+    which = np.array([np.count_nonzero(rows[:place] == row) for place, row in enumerate(rows)])
     chosen = [prompts[row] for row in rows]
     samples = generate(
         model,
