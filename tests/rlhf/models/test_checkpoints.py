@@ -32,7 +32,7 @@ def pair():
 
 @pytest.fixture
 def saved(pair, tmp_path: Path) -> Path:
-    save_checkpoint(tmp_path / "sft", *pair, MANIFEST)
+    save_checkpoint(tmp_path / "sft", pair[0], pair[1], MANIFEST)
     return tmp_path / "sft"
 
 
@@ -46,8 +46,8 @@ def reward_model(pad: int, labels: int = 1) -> LlamaForSequenceClassification:
         pad_token_id=pad,
         bos_token_id=None,
         eos_token_id=1,
-        num_labels=labels,
     )
+    config.num_labels = labels
     return LlamaForSequenceClassification(config).eval()
 
 
@@ -57,12 +57,15 @@ def test_a_policy_comes_back_in_float32_and_evaluation_mode(pair, saved: Path):
     assert not model.training
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, pair[0](IDS).logits)
-    assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    weights = model.state_dict()
+    assert weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
     assert load_tokenizer(saved).encode("a 42") == pair[1].encode("a 42")
 
 
 def test_a_bfloat16_checkpoint_loads_in_float32(pair, tmp_path: Path):
-    save_checkpoint(tmp_path / "half", make_tiny(SHAPE, seed=0)[0].to(torch.bfloat16), pair[1], MANIFEST)
+    half = make_tiny(SHAPE, seed=0)[0]
+    half.bfloat16()
+    save_checkpoint(tmp_path / "half", half, pair[1], MANIFEST)
     assert load_policy(tmp_path / "half").dtype == torch.float32
 
 
@@ -96,7 +99,7 @@ def test_everybody_may_read_the_weights(saved: Path):
 
 def test_extra_tensors_travel_along_and_plain_transformers_ignores_them(pair, tmp_path: Path):
     head = {"weight": torch.arange(6.0).reshape(2, 3).T, "bias": torch.ones(1)}
-    save_checkpoint(tmp_path / "policy", *pair, MANIFEST, {"value_head.safetensors": head})
+    save_checkpoint(tmp_path / "policy", pair[0], pair[1], MANIFEST, {"value_head.safetensors": head})
     loaded = load_file(tmp_path / "policy" / "value_head.safetensors")
     assert torch.equal(loaded["weight"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
     assert "value_head.safetensors" in checkpoints.read_manifest(tmp_path / "policy").files
@@ -234,5 +237,5 @@ def test_a_full_disk_is_one_line(pair, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(type(pair[0]), "save_pretrained", full)
     with pytest.raises(UserError, match="cannot be written: .*No space left"):
-        save_checkpoint(tmp_path / "sft", *pair, MANIFEST)
+        save_checkpoint(tmp_path / "sft", pair[0], pair[1], MANIFEST)
     assert not (tmp_path / "sft" / "manifest.json").exists()
