@@ -53,7 +53,7 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
     try:
         config = OmegaConf.load(path)
     except (OSError, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid YAML: {_first_line(error)}") from None
+        raise UsageError(f"{path}: not valid YAML: {first_line(error)}") from None
     if not isinstance(config, DictConfig):
         raise UsageError(f"{path}: holds a list instead of keys: write it with python -m rlhf.config compose")
     origin = " with ".join([str(path), *([" ".join(overrides)] if overrides else [])])
@@ -62,7 +62,7 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
             OmegaConf.update(config, key, value)
         raw = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{origin}: {_first_line(error)}") from None
+        raise UsageError(f"{origin}: {first_line(error)}") from None
     return validate(raw, origin)
 
 
@@ -76,7 +76,7 @@ def _parse(override: str) -> tuple[str, Any]:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
         hint = """write key=value, with quotes around a value that holds = , { or }: key='"value"'"""
-        raise UsageError(f"override {override!r}: {_first_line(error)}: {hint}") from None
+        raise UsageError(f"override {override!r}: {first_line(error)}: {hint}") from None
     if parsed.type is not OverrideType.CHANGE or parsed.is_sweep_override() or not parsed.key_or_group:
         raise UsageError(f"override {override!r}: write key=value with one value, for example ppo.kl.coef=0.02")
     return parsed.key_or_group, parsed.value()
@@ -109,10 +109,10 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
             raw: Any = OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True)
     except MissingConfigException as error:
         choices = ", ".join(error.options or ())
-        raise UsageError(f"{' '.join(overrides)}: {_first_line(error)}: take one of {choices}") from None
+        raise UsageError(f"{' '.join(overrides)}: {first_line(error)}: take one of {choices}") from None
     except (HydraException, OmegaConfBaseException) as error:
         hint = "conf/ has the groups, python -m rlhf.config help lists the keys"
-        raise UsageError(f"{' '.join(overrides)}: {_first_line(error)}: {hint}") from None
+        raise UsageError(f"{' '.join(overrides)}: {first_line(error)}: {hint}") from None
     validate(raw, "composed params")
     return raw
 
@@ -143,7 +143,8 @@ def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
             yield f"{prefix}{name}", field.description or ""
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's name if it has none."""
     return next((line.strip(" .") for line in str(error).splitlines() if line.strip(" .")), type(error).__name__)
 
 
@@ -169,5 +170,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
-        print(f"config: {error}", file=sys.stderr)
+        print(f"config: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code)

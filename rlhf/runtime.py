@@ -86,7 +86,9 @@ def _terminal(description: str, total: int) -> Iterator[Progress]:
 
         class Bar:
             def advance(self, n: int = 1, **numbers: float) -> None:
-                bars.update(task, advance=n, **({"numbers": _numbers(numbers)} if numbers else {}))
+                bars.advance(task, n)
+                if numbers:
+                    bars.update(task, numbers=_numbers(numbers))
 
         yield Bar()
 
@@ -106,8 +108,8 @@ class _Lines:
         self._shown = now
         filled = round(20 * self._done / self._total) if self._total else 20
         bar = "█" * filled + "░" * (20 - filled)
-        elapsed = f"{now - self._start:.0f}s"
-        print(f"{self._description} {bar} {self._done}/{self._total} {elapsed} {_numbers(numbers)}".rstrip(), flush=True)
+        count, elapsed = f"{self._done}/{self._total}", f"{now - self._start:.0f}s"
+        print(f"{self._description} {bar} {count} {elapsed} {_numbers(numbers)}".rstrip(), flush=True)
 
 
 def _numbers(numbers: dict[str, float]) -> str:

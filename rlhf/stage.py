@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from rlhf import config, hashes, runtime
@@ -27,6 +28,8 @@ from rlhf.params import Params
 
 if TYPE_CHECKING:
     from rlhf.tracking import Run
+
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 # Which stage writes a path that another reads: for the message where it is missing.
 WRITERS = {
@@ -61,10 +64,7 @@ class Stage:
         """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
         found = self.workspace / path
         if not found.exists():
-            writer = next(
-                (stage for made, stage in WRITERS.items() if path.startswith(made)),
-                None,
-            )
+            writer = next((stage for made, stage in WRITERS.items() if path.startswith(made)), None)
             hint = f"run dvc repro {writer}" if writer else "check the path"
             raise UserError(f"{path} is missing: {hint}")
         return found
@@ -88,30 +88,31 @@ class Stage:
         self._afterwards.append(action)
 
     def publish(self) -> dict[str, str]:
-        """Renames the outputs into place and returns the hash that DVC gives each."""
-        for path in self._outputs:
-            source, target = self._staging / path, self.place / path
-            if not source.exists():
-                raise RuntimeError(f"{self.name} announced {path} and did not write it")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(source, target)
-        for action in self._afterwards:
-            action()
-        return {path: hashes.dvc_md5(self.place / path) for path in self._outputs}
+        """Renames the outputs into place and returns the hash that DVC gives each.
+
+        What was there before is renamed aside, not deleted in place: no moment shows half a directory.
+        """
+        missing = [path for path in self._outputs if not (self._staging / path).exists()]
+        if missing:
+            raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
+        made = {path: hashes.dvc_md5(self._staging / path) for path in self._outputs}
+        with _signals_ignored():
+            for path in self._outputs:
+                target = self.place / path
+                if target.exists():
+                    _rename(target, self._staging / ".replaced" / path)
+                _rename(self._staging / path, target)
+            for action in self._afterwards:
+                action()
+        return made
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
     """Writes JSON as every metrics file here is written: the same values, the same bytes."""
-    path.write_text(
-        json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    )
+    path.write_text(json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def run_stage(
-    name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None
-) -> None:
+def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:
     """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage)."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -119,17 +120,9 @@ def run_stage(
     except UserError as error:
         _stop(name, str(error), error.exit_code)
     except KeyboardInterrupt:
-        _stop(name, "interrupted: no output was changed", 1)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            _stop(name, _unexpected(name, error), 1)
-        _stop(
-            name,
-            f"{error.filename or 'the disk'}: {error.strerror}: no output was changed",
-            1,
-        )
+        _stop(name, "interrupted: nothing half-written is left", 1)
     except Exception as error:
-        _stop(name, _unexpected(name, error), 1)
+        _stop(name, _disk_fault(error) or _unexpected(name, error), 1)
 
 
 def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
@@ -140,16 +133,10 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
     runtime.configure(params.runtime, params.seed)
     place = workspace
     if arguments:
-        key = sha256(repr(sorted(arguments)).encode()).hexdigest()[:12]
+        key = sha256(params.model_dump_json().encode()).hexdigest()[:12]
         place = workspace / "runs" / name / key
-        print(
-            f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's"
-        )
-    with (
-        _staging(workspace, name) as staging,
-        ExitStack() as held,
-        stage_run(name, params.model_dump()) as log,
-    ):
+        print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
+    with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
         main(stage)
         log.tag_outs(stage.publish())
@@ -158,27 +145,61 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
 @contextmanager
 def _staging(workspace: Path, name: str) -> Iterator[Path]:
     """A fresh directory on the workspace's file system, so that a rename into place is atomic."""
-    staging = workspace / ".partial" / f"{name}-{os.getpid()}"
-    staging.mkdir(parents=True)
+    partial = workspace / ".partial"
+    partial.mkdir(exist_ok=True)
+    staging = Path(mkdtemp(prefix=f"{name}-", dir=partial))
     try:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def _rename(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(target)
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Keeps Ctrl-C and SIGTERM out of the moment in which several outputs are renamed."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _unexpected(name: str, error: BaseException) -> str:
+def _disk_fault(error: Exception) -> str | None:
+    """What to tell of an error that comes from a full or read-only disk; None for any other error.
+
+    Libraries in Rust and C++ raise errors of their own, with the system's words for the cause.
+    """
+    if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EACCES):
+        fault: int | None = error.errno
+    else:
+        fault = next((number for number in DISK_FAULTS if os.strerror(number) in str(error)), None)
+    if fault is None:
+        return None
+    place = getattr(error, "filename", None) or "the disk of this workspace"
+    return f"{place}: {os.strerror(fault)}: make room or access there and run it again; nothing half-written is left"
+
+
+def _unexpected(name: str, error: Exception) -> str:
     """Keeps the traceback of an unexpected error in a file and says where."""
     log = Path("runs") / f"{name}-error.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)))
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}: not expected, please report it with {log}"
+    try:
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    except OSError as fault:
+        log = Path(f"no log ({fault.strerror})")
+    return f"{type(error).__name__}: {config.first_line(error)}: not expected, please report it with {log}"
 
 
 def _stop(name: str, message: str, code: int) -> None:
-    print(f"{name}: {message}", file=sys.stderr, flush=True)
+    print(f"{name}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
     sys.exit(code)
