@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 
 from rlhf import config, tracking
@@ -39,7 +40,7 @@ def pipeline(overrides: list[str]) -> Summary:
             run_id=run.id,
             unchanged=tuple(name for name, outcome in outcomes.items() if not outcome.ran),
         )
-        summary.publish(result)
+        create_markdown_artifact(summary.as_markdown(result), key="pipeline-summary", description="Accuracies, links")
     return result
 
 

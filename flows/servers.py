@@ -1,4 +1,4 @@
-"""Local servers that end with the process that needs them: Prefect's for a flow, Prefect's and MLflow's for `make ui`."""
+"""Local servers that end with the process that needs them: Prefect's for a flow, both for `make ui`."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def prefect_api() -> Iterator[Callable[[], None]]:
     os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
     refresh_global_settings_context()
     try:
-        with server("prefect", command, f"http://{HOST}:{port}/api/health") as wait:
+        with server("prefect", command, f"http://{HOST}:{port}/api/health") as own:
             try:
-                yield wait
+                yield own.wait
             finally:
                 _drain()
     finally:
@@ -73,29 +73,37 @@ def _drain() -> None:
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
-@contextmanager
-def server(name: str, command: Sequence[str], health: str) -> Iterator[Callable[[], None]]:
-    """Starts `command`; yields a function that waits until the URL `health` answers. Its output is in runs/servers/.
+class Server:
+    """A child process that serves HTTP; its output goes to a file."""
 
-    That function raises UserError with the server's last line where it ended instead.
-    """
+    def __init__(self, name: str, process: subprocess.Popen[str], health: str, log: Path) -> None:
+        self._name, self._process, self._health, self._log = name, process, health, log
+
+    def wait(self) -> None:
+        """Returns once the server answers; raises UserError where it ends or takes too long instead."""
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(self._health):
+            self.check()
+            if time.monotonic() > deadline:
+                raise UserError(f"the {self._name} server: no answer within {START_SECONDS:.0f} s: see {self._log}")
+            time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raises UserError with the server's last line where it has ended."""
+        if self._process.poll() is not None:
+            raise UserError(f"the {self._name} server: ended with {_last_line(self._log)!r}: see {self._log}")
+
+
+@contextmanager
+def server(name: str, command: Sequence[str], health: str) -> Iterator[Server]:
+    """Starts `command`, which serves the URL `health`, and ends it on leaving. Its output is in runs/servers/."""
     log = anchors.main_checkout() / "runs" / "servers" / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as output,
         supervised(command, directory=anchors.CHECKOUT, environ={}, output=output) as process,
     ):
-        yield lambda: _wait(name, process, health, log)
-
-
-def _wait(name: str, process: subprocess.Popen[str], health: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not _answers(health):
-        if process.poll() is not None:
-            raise UserError(f"the {name} server ended while starting: {_last_line(log)}: see {log}")
-        if time.monotonic() > deadline:
-            raise UserError(f"the {name} server did not answer within {START_SECONDS:.0f} s: see {log}")
-        time.sleep(0.1)
+        yield Server(name, process, health, log)
 
 
 def _answers(url: str) -> bool:
@@ -111,6 +119,13 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
         return int(free.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """Raises UserError where somebody listens on the port already."""
+    with socket.socket() as attempt:
+        if attempt.connect_ex((HOST, port)) == 0:
+            raise UserError(f"port {port} is taken: another make ui may be running: stop what listens on it")
 
 
 def _last_line(log: Path) -> str:

@@ -27,7 +27,8 @@ RESTORED = re.compile(r"Stage '.*' is cached - skipping run, checking out output
 CHATTER = re.compile(
     r"|> .*|Stage '.*' didn't change, skipping|(Generating|Updating) lock file '.*'|Data and pipelines are up to date\."
     r"|WARNING: Process .* in RWLock-file .* had been killed\. Auto removed it from the lock file\."
-    r"|Use `dvc push` .*|To track the changes with git, run:|\s*git add .*|To enable auto staging, run:|\s*dvc config .*"
+    r"|Use `dvc push` .*|To track the changes with git, run:|\s*git add .*"
+    r"|To enable auto staging, run:|\s*dvc config .*"
 )
 """DVC's own lines, which say nothing to somebody who watches a stage."""
 FAILED = "ERROR: "

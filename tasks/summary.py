@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
-
 from rlhf import anchors
 from rlhf.errors import UserError
 
@@ -19,8 +15,8 @@ NO_RUN = "none: the tracking server was out of reach"
 METRICS = Path("metrics/evaluation.json")
 REPORT = Path("reports/evaluation/index.html")
 SPLITS = ("gate", "test")
-MLFLOW_UI = "http://127.0.0.1:5000"
-"""Where `make ui` serves the MLflow UI."""
+MLFLOW_UI_PORT = 5000
+"""Where `make ui` serves MLflow's page."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +90,8 @@ def as_markdown(summary: Summary) -> str:
 def run_link(run_id: str) -> str:
     """The run's page in the MLflow UI: the tracking server's, or the one that `make ui` opens."""
     uri = anchors.tracking_uri()
-    base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else MLFLOW_UI
+    base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else f"http://127.0.0.1:{MLFLOW_UI_PORT}"
     return f"{base}/#/runs/{run_id}"
-
-
-@task(cache_policy=NO_CACHE, persist_result=False)
-def publish(summary: Summary) -> None:
-    """Puts the summary where the Prefect UI shows it with the run."""
-    create_markdown_artifact(as_markdown(summary), key="pipeline-summary", description="Accuracies and where to look")
 
 
 def _percent(share: float) -> str:

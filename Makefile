@@ -1,0 +1,89 @@
+# make run      the whole pipeline, set-up included        make help     every target
+# Set-up needs Python 3.11 or newer, git and make; `make PYTHON=python3.12 run` picks the interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# DVC runs `python -m stages.NAME`: that python has to be the environment's.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export DO_NOT_TRACK := true
+
+# `make run scale=tiny reward=mixture seed=1 overrides="ppo.kl.coef=0.02 ppo.iterations=20"`; an environment variable
+# that happens to be called `data` chooses nothing.
+GROUPS := scale data reward critic kl seed
+CHOICES = $(foreach group,$(GROUPS),$(if $(findstring command,$(origin $(group))),$(group)=$($(group)))) $(overrides)
+
+# Debian packages beyond git and make. None so far: PostgreSQL and Chromium come with the tests that use them.
+SYSTEM_PACKAGES ?=
+
+.PHONY: help setup run repro ui ask test test-all lint lock gc clean system-deps
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(STAMP) ## the environment in .venv, exactly as requirements.lock has it
+
+# uv comes from the lock as well, by hash; it then installs the rest. Redone only when the lock has changed.
+$(STAMP): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "setup: $(PYTHON) is missing or older than 3.11: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "setup: installing requirements.lock into .venv; the first time this downloads 3 GB and more"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
+	@$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	@touch $@
+
+run: $(STAMP) ## the whole pipeline: scale= data= reward= critic= kl= seed= overrides="key=value ..."
+	@$(BIN)/python -m flows.pipeline $(CHOICES)
+
+repro: $(STAMP) ## dvc repro with params.yaml as it is; stage=NAME stops there
+	@$(BIN)/dvc repro $(stage)
+
+ui: $(STAMP) ## the Prefect and MLflow pages of this checkout, until Ctrl-C
+	@$(BIN)/python -m flows.ui
+
+ask: export QUESTION = $(value Q)
+ask: $(STAMP) ## ask the registered policy: make ask Q="Tom has 3 apples ..."
+	@$(BIN)/python -m rlhf.ask -- "$$QUESTION"
+
+test: $(STAMP) ## the tests that need no server
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: test ## every test; the same until there are server tests
+
+lint: $(STAMP) ## ruff, mypy, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgrade=1 takes newer versions
+	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-annotate --quiet \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		$(if $(upgrade),--upgrade) --output-file requirements.lock
+
+# Keeps in DVC's cache what the workspaces of this repository use now (git worktrees share the cache, hence -p) and
+# drops the rest, so older parameters are computed again. Also removes runs/ (stages run by hand with overrides) and
+# what killed stages left in .partial/. MLflow's runs, the registry and training states stay.
+gc: $(STAMP) ## free disk: DVC's cache of former runs, runs/, leftovers of killed stages
+	@set --; while IFS= read -r tree; do set -- "$$@" -p "$$tree"; done \
+		< <(git worktree list --porcelain | sed -n 's/^worktree //p'); $(BIN)/dvc gc --workspace --force "$$@"
+	@rm -rf runs
+	@for left in .partial/*-*; do [ ! -d "$$left" ] || kill -0 "$${left##*-}" 2>/dev/null || rm -rf "$$left"; done
+
+# The environment, MLflow's and Prefect's databases and DVC's cache stay: the next run restores what it can.
+clean: ## remove what the stages wrote and the tools' caches
+	@rm -rf data/prepared data/preferences models metrics plots reports runs dvc_plots dvc.lock
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+system-deps: ## Debian packages that the tests want; needs apt-get and root
+	@if [ -z "$(strip $(SYSTEM_PACKAGES))" ]; then echo "system-deps: nothing beyond git and make is needed"; \
+	elif ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ]; then \
+		echo "system-deps: install $(SYSTEM_PACKAGES) with your package manager" >&2; \
+	else apt-get update && apt-get install --yes --no-install-recommends $(SYSTEM_PACKAGES); fi

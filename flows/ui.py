@@ -1,0 +1,81 @@
+"""The Prefect and MLflow pages of this checkout, until Ctrl-C.
+
+    python -m flows.ui
+
+A server that is configured already (PREFECT_API_URL, MLFLOW_TRACKING_URI) is named and not started a second time.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from types import FrameType
+
+from flows import servers
+from rlhf import anchors
+from rlhf.errors import UserError
+from tasks.summary import MLFLOW_UI_PORT
+
+PREFECT_UI_PORT = 4200
+
+
+def main() -> int:
+    """Starts what is not running yet, prints the addresses and waits; returns the exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with ExitStack() as running:
+            print("starting, which takes half a minute ...", flush=True)
+            started = [_prefect(running), _mlflow(running)]
+            for name, address, own in started:
+                if own:
+                    own.wait()
+                print(f"{name:8} {address}", flush=True)
+            print("Ctrl-C stops them", flush=True)
+            while True:
+                for _, _, own in started:
+                    if own:
+                        own.check()
+                time.sleep(1)
+    except UserError as error:
+        print(f"ui: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print()
+        return 0
+
+
+def _prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
+    """Prefect's page: its name, its address, and the server where it is ours."""
+    servers.set_prefect_environment()
+    from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
+
+    if PREFECT_API_URL.value():
+        return "Prefect", str(PREFECT_UI_URL.value() or PREFECT_API_URL.value()), None
+    address = f"http://{servers.HOST}:{PREFECT_UI_PORT}"
+    servers.require_free(PREFECT_UI_PORT)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST]
+    command += ["--port", str(PREFECT_UI_PORT), "--log-level", "WARNING"]
+    return "Prefect", address, running.enter_context(servers.server("prefect", command, f"{address}/api/health"))
+
+
+def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:
+    """MLflow's page, likewise."""
+    uri = anchors.tracking_uri()
+    if uri.startswith(("http://", "https://")):
+        return "MLflow", uri, None
+    address = f"http://{servers.HOST}:{MLFLOW_UI_PORT}"
+    servers.require_free(MLFLOW_UI_PORT)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", servers.HOST, "--port", str(MLFLOW_UI_PORT)]
+    command += ["--workers", "1", "--backend-store-uri", uri]
+    command += ["--default-artifact-root", anchors.artifact_root().as_uri()]
+    return "MLflow", address, running.enter_context(servers.server("mlflow", command, f"{address}/health"))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
