@@ -187,6 +187,7 @@ def read_model(directory: Path, model_class: ModelClass) -> PreTrainedModel:
     import transformers
 
     _silence_progress_bars()
+    model: PreTrainedModel
     try:
         model, info = getattr(transformers, model_class).from_pretrained(
             directory,
@@ -196,14 +197,15 @@ def read_model(directory: Path, model_class: ModelClass) -> PreTrainedModel:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # noqa: BLE001 - malformed directories raise many types, bare Exception among them
+    except Exception as error:  # malformed directories raise many types, bare Exception among them
         raise UserError(f"{directory} does not load as {model_class}: {_first_line(error)}") from None
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
             name, count = min(map(str, info[fault])), len(info[fault])
             kind = fault.removesuffix("_keys")
             raise UserError(f"{directory}: {count} {kind} weights, first {name}: they do not fit config.json")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def read_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -212,7 +214,7 @@ def read_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # as above
         raise UserError(f"{directory} has no tokenizer that loads: {_first_line(error)}") from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -225,8 +227,9 @@ def reward_pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
     Sequence classifiers of transformers score the rightmost token that is not the pad token; padding with
     end-of-sequence would make that the last token but one. Raises UserError where there is no other special token.
     """
+    named: tuple[str | None, ...] = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token)
     added = (str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special)
-    for token in (tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, *added):
+    for token in (*named, *added):
         if token is not None and token != tokenizer.eos_token:
             return token
     raise UserError(

@@ -74,7 +74,7 @@ def dequantise(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         with contextlib.redirect_stderr(io.StringIO()):  # a bar of two seconds that nothing else switches off
             quantised = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **offline)
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **offline)
-    except Exception as error:  # noqa: BLE001 - malformed files raise many types
+    except Exception as error:  # malformed files raise many types, bare Exception among them
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(f"not a GGUF file that transformers reads: {reason}: take another file") from None
     return _plain(quantised), tokenizer
@@ -86,7 +86,8 @@ def _plain(quantised: PreTrainedModel) -> PreTrainedModel:
 
     config = quantised.config
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(quantised.state_dict())
     model.tie_weights()
-    return model.eval()
+    model.eval()
+    return model

@@ -159,7 +159,7 @@ _SCHEMES: dict[str, Callable[[Request], Origin]] = {"tiny:": _tiny, "hf://": _hu
 def _snapshot(repo: str, revision: str) -> Path:
     """The hub cache's directory of one commit, named by it; where the hub is out of reach, the cache alone."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
         HFValidationError,
         HTTPError,
@@ -190,7 +190,7 @@ def _snapshot(repo: str, revision: str) -> Path:
 
 def _worth_a_retry(error: BaseException) -> bool:
     """Lost connections, timeouts and overload; neither a refusal nor the hub's offline mode."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # the HTTP library's
 
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code == 429 or error.response.status_code >= 500

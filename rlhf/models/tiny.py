@@ -50,7 +50,9 @@ def make_tiny(tiny: Tiny, seed: int) -> tuple[PreTrainedModel, PreTrainedTokeniz
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval(), tokenizer
+        model = LlamaForCausalLM(config)
+    model.eval()
+    return model, tokenizer
 
 
 def make_tokenizer(vocabulary: int, context: int) -> PreTrainedTokenizerBase:

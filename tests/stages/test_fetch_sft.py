@@ -38,7 +38,9 @@ def run(workspace: Path, *overrides: str) -> tuple[Path, Log]:
     return staging / "models" / "fetched", log
 
 
-def test_the_fresh_model_of_the_params_is_fetched_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_fresh_model_of_the_params_is_fetched_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory, log = run(tmp_path, "seed=5")
     model = load_policy(directory)
     assert model.config.max_position_embeddings == 256
@@ -49,7 +51,7 @@ def test_the_fresh_model_of_the_params_is_fetched_and_logged(tmp_path: Path, cap
     assert capsys.readouterr().out == "fetching tiny:\n0.03M parameters, license Apache-2.0\n"
 
 
-def test_a_directory_goes_the_same_way(tmp_path: Path):
+def test_a_directory_goes_the_same_way(tmp_path: Path) -> None:
     tiny = validate(compose(["scale=smoke"])).sft.tiny
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -59,7 +61,7 @@ def test_a_directory_goes_the_same_way(tmp_path: Path):
     assert log.params == {"fetched": {"revision": read_manifest(directory).revision, "license": "not stated"}}
 
 
-def test_a_checkpoint_without_chat_template_stops_the_stage(tmp_path: Path):
+def test_a_checkpoint_without_chat_template_stops_the_stage(tmp_path: Path) -> None:
     tiny = validate(compose(["scale=smoke"])).sft.tiny
     mine = tmp_path / "mine"
     mine.mkdir()

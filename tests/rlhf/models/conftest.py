@@ -10,6 +10,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlhf.models.tiny import make_tiny
 from rlhf.params import Tiny
@@ -58,7 +60,7 @@ def gguf_file(shape: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -71,7 +73,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer) -> None:
     writer.add_chat_template(tokenizer.chat_template)
 
 
-def _add_tensors(writer: gguf.GGUFWriter, weights: Mapping, shape: Tiny) -> None:
+def _add_tensors(writer: gguf.GGUFWriter, weights: Mapping[str, Tensor], shape: Tiny) -> None:
     names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     for layer in range(shape.layers):
         names |= {
@@ -89,7 +91,7 @@ def _add_tensors(writer: gguf.GGUFWriter, weights: Mapping, shape: Tiny) -> None
 
 
 @pytest.fixture
-def make_wheel(tmp_path: Path) -> Callable[[Mapping[str, bytes], str], Path]:
+def make_wheel(tmp_path: Path) -> Callable[..., Path]:
     """Writes the wheel `p` 1.0 with the members given and returns its path."""
 
     def make(members: Mapping[str, bytes], metadata: str = METADATA) -> Path:

@@ -12,6 +12,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from rlhf.errors import UserError
@@ -20,18 +22,19 @@ from rlhf.models.checkpoints import Manifest, load_policy, load_reward_model, lo
 from rlhf.models.tiny import make_tiny
 from rlhf.params import Tiny
 
+Pair = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 SHAPE = Tiny(hidden_size=16, layers=1, heads=2, intermediate_size=32, context=64, vocabulary=270)
 MANIFEST = Manifest(kind="sft", source="tiny:", parents={"fetched": "f" * 64}, seed=3, stop_token="<|end|>")
 IDS = torch.tensor([[2, 40, 50, 60, 3]])
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair() -> Pair:
     return make_tiny(SHAPE, seed=0)
 
 
 @pytest.fixture
-def saved(pair, tmp_path: Path) -> Path:
+def saved(pair: Pair, tmp_path: Path) -> Path:
     save_checkpoint(tmp_path / "sft", pair[0], pair[1], MANIFEST)
     return tmp_path / "sft"
 
@@ -48,10 +51,12 @@ def reward_model(pad: int, labels: int = 1) -> LlamaForSequenceClassification:
         eos_token_id=1,
     )
     config.num_labels = labels
-    return LlamaForSequenceClassification(config).eval()
+    model: LlamaForSequenceClassification = LlamaForSequenceClassification(config)
+    model.eval()
+    return model
 
 
-def test_a_policy_comes_back_in_float32_and_evaluation_mode(pair, saved: Path):
+def test_a_policy_comes_back_in_float32_and_evaluation_mode(pair: Pair, saved: Path) -> None:
     model = load_policy(saved)
     assert model.dtype == torch.float32
     assert not model.training
@@ -62,18 +67,20 @@ def test_a_policy_comes_back_in_float32_and_evaluation_mode(pair, saved: Path):
     assert load_tokenizer(saved).encode("a 42") == pair[1].encode("a 42")
 
 
-def test_a_bfloat16_checkpoint_loads_in_float32(pair, tmp_path: Path):
+def test_a_bfloat16_checkpoint_loads_in_float32(pair: Pair, tmp_path: Path) -> None:
     half = make_tiny(SHAPE, seed=0)[0]
     half.bfloat16()
     save_checkpoint(tmp_path / "half", half, pair[1], MANIFEST)
     assert load_policy(tmp_path / "half").dtype == torch.float32
 
 
-def test_tied_weights_are_stored_once(saved: Path):
+def test_tied_weights_are_stored_once(saved: Path) -> None:
     assert "lm_head.weight" not in load_file(saved / "model.safetensors")
 
 
-def test_the_same_checkpoint_gives_the_same_bytes_and_none_holds_a_path(pair, saved: Path, tmp_path: Path):
+def test_the_same_checkpoint_gives_the_same_bytes_and_none_holds_a_path(
+    pair: Pair, saved: Path, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     save_checkpoint(tmp_path / "elsewhere" / "again", load_policy(saved), load_tokenizer(saved), MANIFEST)
     names = sorted(path.name for path in saved.iterdir())
@@ -84,7 +91,7 @@ def test_the_same_checkpoint_gives_the_same_bytes_and_none_holds_a_path(pair, sa
         assert str(tmp_path).encode() not in content, name
 
 
-def test_the_manifest_holds_the_hash_of_every_other_file(pair, saved: Path):
+def test_the_manifest_holds_the_hash_of_every_other_file(pair: Pair, saved: Path) -> None:
     manifest = json.loads((saved / "manifest.json").read_text())
     others = {path.name for path in saved.iterdir()} - {"manifest.json"}
     assert manifest["files"] == {name: hashlib.sha256((saved / name).read_bytes()).hexdigest() for name in others}
@@ -93,11 +100,11 @@ def test_the_manifest_holds_the_hash_of_every_other_file(pair, saved: Path):
     assert checkpoints.read_manifest(saved) == Manifest.model_validate(manifest)
 
 
-def test_everybody_may_read_the_weights(saved: Path):
+def test_everybody_may_read_the_weights(saved: Path) -> None:
     assert (saved / "model.safetensors").stat().st_mode == (saved / "config.json").stat().st_mode
 
 
-def test_extra_tensors_travel_along_and_plain_transformers_ignores_them(pair, tmp_path: Path):
+def test_extra_tensors_travel_along_and_plain_transformers_ignores_them(pair: Pair, tmp_path: Path) -> None:
     head = {"weight": torch.arange(6.0).reshape(2, 3).T, "bias": torch.ones(1)}
     save_checkpoint(tmp_path / "policy", pair[0], pair[1], MANIFEST, {"value_head.safetensors": head})
     loaded = load_file(tmp_path / "policy" / "value_head.safetensors")
@@ -108,13 +115,13 @@ def test_extra_tensors_travel_along_and_plain_transformers_ignores_them(pair, tm
         assert torch.equal(plain(IDS).logits, pair[0](IDS).logits)
 
 
-def test_generation_is_greedy_and_stops_at_the_stop_token_by_default(saved: Path):
+def test_generation_is_greedy_and_stops_at_the_stop_token_by_default(saved: Path) -> None:
     written = json.loads((saved / "generation_config.json").read_text())
     assert (written["do_sample"], written["eos_token_id"], written["pad_token_id"]) == (False, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_missing_or_changed_file_is_named(saved: Path, name: str):
+def test_a_missing_or_changed_file_is_named(saved: Path, name: str) -> None:
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=f"{name} is not what manifest.json says"):
@@ -124,7 +131,7 @@ def test_a_missing_or_changed_file_is_named(saved: Path, name: str):
         load_policy(saved)
 
 
-def test_the_tokenizer_is_checked_without_the_weights(saved: Path):
+def test_the_tokenizer_is_checked_without_the_weights(saved: Path) -> None:
     (saved / "model.safetensors").write_bytes(b"changed")
     load_tokenizer(saved)
     (saved / "chat_template.jinja").write_text("changed")
@@ -132,7 +139,7 @@ def test_the_tokenizer_is_checked_without_the_weights(saved: Path):
         load_tokenizer(saved)
 
 
-def test_pickles_and_strangers_are_refused(saved: Path):
+def test_pickles_and_strangers_are_refused(saved: Path) -> None:
     (saved / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="notes.txt is not in manifest.json"):
         load_policy(saved)
@@ -141,7 +148,7 @@ def test_pickles_and_strangers_are_refused(saved: Path):
         load_policy(saved)
 
 
-def test_a_checkpoint_without_manifest_is_not_complete(saved: Path, tmp_path: Path):
+def test_a_checkpoint_without_manifest_is_not_complete(saved: Path, tmp_path: Path) -> None:
     (saved / "manifest.json").unlink()
     for directory in (saved, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="manifest.json is missing"):
@@ -149,13 +156,13 @@ def test_a_checkpoint_without_manifest_is_not_complete(saved: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("text", "fault"), [("{", "JSON"), ('{"kind": "other"}', "kind")])
-def test_a_broken_manifest_says_where(saved: Path, text: str, fault: str):
+def test_a_broken_manifest_says_where(saved: Path, text: str, fault: str) -> None:
     (saved / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=fault):
         checkpoints.read_manifest(saved)
 
 
-def test_weights_that_do_not_fit_the_configuration_are_refused(pair, saved: Path):
+def test_weights_that_do_not_fit_the_configuration_are_refused(pair: Pair, saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     with pytest.raises(UserError, match="missing weights, first model.layers.1"):
@@ -168,7 +175,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(pair, saved: Path
         checkpoints.read_model(saved, "AutoModelForCausalLM")
 
 
-def test_remote_code_is_never_run(saved: Path, tmp_path: Path):
+def test_remote_code_is_never_run(saved: Path, tmp_path: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     remote = {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
     (saved / "config.json").write_text(json.dumps(config | remote))
@@ -178,7 +185,7 @@ def test_remote_code_is_never_run(saved: Path, tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_reward_model_scores_alike_through_plain_transformers(pair, tmp_path: Path):
+def test_a_reward_model_scores_alike_through_plain_transformers(pair: Pair, tmp_path: Path) -> None:
     model = reward_model(pad=0)
     save_checkpoint(tmp_path / "reward", model, pair[1], MANIFEST.model_copy(update={"kind": "reward"}))
     padded = torch.tensor([[2, 40, 3, 50, 1, 0, 0]])
@@ -193,26 +200,28 @@ def test_a_reward_model_scores_alike_through_plain_transformers(pair, tmp_path: 
 
 
 @pytest.mark.parametrize(("pad", "labels", "fault"), [(1, 1, "pad_token_id is 1"), (0, 2, "2 labels")])
-def test_a_reward_model_that_would_score_wrongly_is_refused(pair, tmp_path: Path, pad: int, labels: int, fault: str):
+def test_a_reward_model_that_would_score_wrongly_is_refused(
+    pair: Pair, tmp_path: Path, pad: int, labels: int, fault: str
+) -> None:
     save_checkpoint(tmp_path / "reward", reward_model(pad, labels), pair[1], MANIFEST)
     with pytest.raises(UserError, match=fault):
         load_reward_model(tmp_path / "reward")
 
 
-def tokenizer_with(saved: Path, **special: str | None):
+def tokenizer_with(saved: Path, **special: str | None) -> PreTrainedTokenizerBase:
     tokenizer = checkpoints.read_tokenizer(saved)
     for name, token in special.items():
         setattr(tokenizer, name, token)
     return tokenizer
 
 
-def test_the_reward_pad_token_is_any_special_token_but_the_end(saved: Path):
+def test_the_reward_pad_token_is_any_special_token_but_the_end(saved: Path) -> None:
     assert checkpoints.reward_pad_token(tokenizer_with(saved)) == "<|pad|>"
     assert checkpoints.reward_pad_token(tokenizer_with(saved, pad_token="<|end|>", unk_token="<|user|>")) == "<|user|>"
     assert checkpoints.reward_pad_token(tokenizer_with(saved, pad_token="<|end|>")) == "<|pad|>"
 
 
-def test_a_tokenizer_with_one_special_token_cannot_pad_a_reward_model():
+def test_a_tokenizer_with_one_special_token_cannot_pad_a_reward_model() -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -221,7 +230,7 @@ def test_a_tokenizer_with_one_special_token_cannot_pad_a_reward_model():
         checkpoints.reward_pad_token(alone)
 
 
-def test_a_tokenizer_without_pad_token_pads_with_the_end(saved: Path):
+def test_a_tokenizer_without_pad_token_pads_with_the_end(saved: Path) -> None:
     path = saved / "tokenizer_config.json"
     config = json.loads(path.read_text())
     del config["pad_token"]
@@ -229,7 +238,7 @@ def test_a_tokenizer_without_pad_token_pads_with_the_end(saved: Path):
     assert checkpoints.read_tokenizer(saved).pad_token == "<|end|>"
 
 
-def test_a_full_disk_is_one_line(pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_one_line(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError
 
     def full(*_: object, **__: object) -> None:

