@@ -1,0 +1,1 @@
+"""Problems, answers, prompts, preference pairs and the data gate; no torch here."""

@@ -130,13 +130,15 @@ _DIGIT = re.compile("[0-9]")
 
 
 def _normalise(text: str) -> str:
-    """`text` with one way to write digits, signs, spaces and line ends, without annotations, tags and LaTeX wrappers."""
+    """`text` with one way to write digits, signs, spaces and line ends; annotations, tags and LaTeX wrappers gone."""
     if not text.isascii():
         text = _VULGAR_AFTER_DIGIT.sub(" ", text).translate(_TRANSLATION)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if "<" in text:
-        text = _TAG.sub(" ", _CALCULATOR.sub("", text))
+    if "<" in text:  # emphasis in their place: to join the digits around them would make another number
+        text = _TAG.sub("*", _CALCULATOR.sub("*", text))
+    if "=" in text:
+        text = text.replace(">=", "\u2265").replace("<=", "\u2264").replace("!=", "\u2260").replace("=>", "=")
     if "\\" in text or "{" in text:
         text = _LATEX_AFTER_DIGIT.sub(" ", text.replace("{,}", ","))
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
@@ -149,9 +151,10 @@ def _normalise(text: str) -> str:
 
 _MARKER = re.compile(r"#{4,}")
 _RUN_ON = re.compile(
-    r"(?<!\S)(?:#{1,3} ?)?(?:\*\*)?(?:Question|QUESTION|Problem|Q|Human|User|Instruction) ?[0-9]{0,3} ?(?:\*\*)?:"
+    r"(?<!\S)(?:#{1,3} ?)?\*{0,2}(?:Question|QUESTION|Problem|Q|Human|User|Instruction) ?[0-9]{0,3} ?\*{0,2}:"
     r"|<\|[A-Za-z_]{1,32}\|>"
 )
+_BULLET = re.compile(r"^ ?[-+] ")
 _SENTENCE_END = re.compile(r"[.!?;](?= [^0-9 ]|$)")
 # A number together with all that is joined to it; a search for it never fails late, so it takes linear time.
 _CLUSTER = re.compile(r"\.?[0-9][^\s=]*(?: (?:(?:[-x\u00d7*\u00b7+/,&]|to|or|and) )?[-+]?\.?[0-9][^\s=]*)*")
@@ -181,8 +184,8 @@ def _last_number(text: str) -> Number | None:
     last = max(text.rfind(digit) for digit in "0123456789")
     if last < 0:
         return None
-    start, end = text.rfind("\n", 0, last) + 1, text.find("\n", last)
-    line = _SPACES.sub(" ", text[start : end if end >= 0 else len(text)])
+    start = text.rfind("\n", 0, last) + 1
+    line = _BULLET.sub("", _SPACES.sub(" ", text[start:].partition("\n")[0]))
     *_, cluster = _CLUSTER.finditer(line)
     return _read(line, cluster.start())
 
@@ -191,13 +194,13 @@ def _last_number(text: str) -> Number | None:
 
 _CURRENCY_SIGNS = "$" + "".join(c for c in map(chr, range(0x80, 0x10000)) if unicodedata.category(c) == "Sc")
 _CURRENCY = re.compile(
-    rf"(?:(?:\b(?:US|CA|AU|NZ|HK|A|C|S|R))?[{_CURRENCY_SIGNS}]|\b(?:USD|EUR|GBP|JPY|INR|CNY|CAD|AUD|CHF|Rs\.?)) ?$"
+    rf"(?:(?:\b(?:US|CA|AU|NZ|HK|A|C|S|R))?[{_CURRENCY_SIGNS}]|\b(?:USD|EUR|GBP|JPY|INR|CNY|CAD|AUD|CHF|Rs\.?))[ *_`]*$"
 )
 _SIGN_WORD = re.compile(r"\b(?:minus|negative) $", re.IGNORECASE)
 _SIGN = re.compile(r"([-+])([ *_`]*)$")
 _BEFORE_SPACED_SIGN = re.compile(r"(?:^|[:(=])[ *_`]*$")
 _BEFORE_TIGHT_SIGN = re.compile(r"(?:^|[ *_`:(=])$")
-_REFUSED_BEFORE = re.compile(r"[^\W_][*_`]*$|[<>\u2264\u2265\u00b1\u221a^/\\.,][*_` ]*$")
+_REFUSED_BEFORE = re.compile(r"[^\W_][*_`]*$|[.,]$|[<>\u2264\u2265\u2260\u00b1\u221a^/\\][*_` ]*$")
 _REFUSED_AFTER = re.compile(
     r"[\^\u00b2\u00b3\u00b9\u2070-\u209c\u221a\u03c0]|(?:[kKMBx]|bn|mn)(?![A-Za-z])"
     r"|(?i:[ -]?(?:hundred|thousand|million|billion|trillion|dozen))"

@@ -105,7 +105,7 @@ def _from_jsonl(path: Path) -> list[Problem]:
     with TemporaryDirectory() as cache:
         try:
             table = load_dataset("json", data_files=str(path), split="train", cache_dir=cache)
-        except Exception as error:  # noqa: BLE001  datasets raises errors of many kinds
+        except Exception as error:  # datasets raises errors of many kinds
             raise UserError(f"{path} cannot be read: {_first_line(error.__cause__ or error)}") from None
         return _problems(table, str(path), "files")
 
@@ -119,7 +119,7 @@ def from_hub(data: Data) -> Splits:
     _quiet_datasets()
     try:
         tables = load_dataset(hub.repo, hub.config, revision=hub.revision)
-    except Exception as error:  # noqa: BLE001  hub, HTTP client and datasets raise errors of many kinds
+    except Exception as error:  # hub, HTTP client and datasets raise errors of many kinds
         raise UserError(
             f"data.hub: {name} cannot be read: {_first_line(error)}: "
             "check the name and the network, or give local files with data=files data.reads=DIRECTORY"
@@ -179,10 +179,13 @@ def _problems(table: Any, where: str, source: str) -> list[Problem]:
 
 
 def _quiet_datasets() -> None:
+    """What goes wrong is told in one line of ours."""
     import datasets
+    import huggingface_hub
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+    huggingface_hub.logging.set_verbosity_error()
 
 
 def _first_line(error: BaseException) -> str:

@@ -151,9 +151,10 @@ def test_the_verdict_is_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_an_expectation_that_cannot_be_evaluated_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import great_expectations.expectations as gxe
+    import great_expectations.expectations.core as gxe
+    from great_expectations.expectations.expectation import Expectation
 
-    def unknown_column(split: str, min_rows: int) -> list[gxe.Expectation]:
+    def unknown_column(split: str, min_rows: int) -> list[Expectation]:
         return [gxe.ExpectColumnValuesToNotBeNull(column="absent", notes=f"{split} {min_rows}")]
 
     monkeypatch.setattr("rlhf.data.expectations.expectations", unknown_column)

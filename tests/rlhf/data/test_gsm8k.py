@@ -76,8 +76,11 @@ def test_a_cap_keeps_the_lowest_hashes_in_order() -> None:
 def test_generator_problems_carry_careless_demonstrations_and_right_golds() -> None:
     splits = prepare(params())
     assert {split: len(rows) for split, rows in splits.items()} == {
-        "train": len(splits["train"]), "validation": 16, "gate": 16, "test": 24,
-    }  # fmt: skip
+        "train": len(splits["train"]),
+        "validation": 16,
+        "gate": 16,
+        "test": 24,
+    }
     train = splits["train"]
     assert all(is_correct(p.answer, p.gold) and p.source == "generator" for p in train)
     assert 0.2 < sum(not is_correct(p.demonstration, p.gold) for p in train) / len(train) < 0.7
