@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,7 +29,7 @@ STATE_FILE = "state.safetensors"
 
 
 def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
-    """The key of a run: params, the inputs' hashes, the library's code, the lock file, torch, its threads."""
+    """The key of a run: params, the inputs' hashes, the library's code, the lock file, torch, its threads and processor."""
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
     parts = {
         "params": settings,
@@ -38,6 +37,7 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
         "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
         "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
         "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -63,12 +63,12 @@ def save(directory: Path, learner: Learner, progress: Progress) -> None:
     tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.named_parameters()}
     tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
     tensors |= dict(_optimiser_tensors(learner))
-    meta = asdict(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
+    meta = vars(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
     temporary = directory / f".{STATE_FILE}.new"
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, temporary, metadata={"progress": json.dumps(meta)})
     _sync(temporary)
-    os.replace(temporary, directory / STATE_FILE)
+    temporary.replace(directory / STATE_FILE)
     _sync(directory)
 
 
