@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -17,6 +19,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
 )
 
@@ -98,3 +101,10 @@ def random_tokens(lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Rows of these lengths, without padding and end-of-sequence."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One word a token: token 7 is `w7`."""
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w2"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=f"w{PAD}", eos_token=f"w{EOS}")

@@ -1,0 +1,132 @@
+"""Rollouts and experience: what is sampled, what is computed from it, and whitening where no score differs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf.models.actor_critic import ActorCritic, Reference
+from rlhf.ppo.rollout import Experience, Rollout, build_experience, evaluate_actions, sample, whiten_advantages
+from tests.rlhf.ppo.toy import tokenizer, toy_actor_critic, toy_experience, toy_params, toy_prompts
+from tests.tiny_models import EOS, tiny_model
+
+
+def rollout(actor_critic: ActorCritic, numbers: list[int], samples: int = 2, iteration: int = 0) -> Rollout:
+    sampling = toy_params().ppo.sampling
+    chosen = np.array(numbers)
+    return sample(
+        actor_critic.policy, tokenizer(), toy_prompts(), chosen, samples, sampling, seed=0, iteration=iteration
+    )
+
+
+def responses(drawn: Rollout) -> list[list[int]]:
+    batch = drawn.batch
+    return [batch.tokens[row, 1:][batch.mask[row]].tolist() for row in range(len(batch))]
+
+
+def test_rows_are_the_prompts_in_order_each_with_its_responses() -> None:
+    drawn = rollout(toy_actor_critic(toy_params()), [7, 2, 11])
+    prompts = toy_prompts()
+    assert [problem.question for problem in drawn.problems] == [f"question {n}" for n in (7, 7, 2, 2, 11, 11)]
+    for row, number in enumerate((7, 7, 2, 2, 11, 11)):
+        length = int(drawn.batch.prompt_lengths[row])
+        assert drawn.batch.tokens[row, :length].tolist() == prompts[number].tokens
+    assert len({tuple(tokens) for tokens in responses(drawn)}) == 6
+
+
+def test_finished_rows_are_those_that_end_in_end_of_sequence() -> None:
+    drawn = rollout(toy_actor_critic(toy_params()), list(range(20)))
+    ends = [tokens[-1] == EOS for tokens in responses(drawn)]
+    assert drawn.finished.tolist() == ends and 0 < sum(ends) < len(ends)
+    for tokens, text, end in zip(responses(drawn), drawn.texts, ends, strict=True):
+        assert len(tokens) == 8 or end
+        assert EOS not in tokens[:-1]
+        assert text.split() == [f"w{token}" for token in tokens if token not in (EOS, 0)]
+
+
+def test_a_response_depends_on_iteration_prompt_and_sample_alone() -> None:
+    model = toy_actor_critic(toy_params())
+    first = responses(rollout(model, [7, 2, 11]))
+    assert responses(rollout(model, [11, 7]))[2:] == first[:2]
+    assert responses(rollout(model, [7], samples=1)) == first[:1]
+    assert responses(rollout(model, [7, 2, 11], iteration=1)) != first
+
+
+def test_a_prompt_that_comes_twice_in_an_iteration_gets_different_responses() -> None:
+    """Where an iteration reaches over the end of an epoch, or holds more prompts than the split."""
+    drawn = responses(rollout(toy_actor_critic(toy_params()), [7, 2, 7]))
+    assert len({tuple(tokens) for tokens in drawn}) == 6
+    assert drawn[:4] == responses(rollout(toy_actor_critic(toy_params()), [7, 2]))
+
+
+def test_the_samplers_log_probabilities_are_the_trainers() -> None:
+    model = toy_actor_critic(toy_params())
+    drawn = rollout(model, [7, 2, 11])
+    with torch.no_grad():
+        actions = model(drawn.batch, toy_params().ppo.sampling.temperature)
+    torch.testing.assert_close(drawn.sampler_logprobs, actions.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_evaluating_actions_does_not_depend_on_micro_batches(size: int) -> None:
+    model = toy_actor_critic(toy_params())
+    torch.nn.init.ones_(model.value_head.linear.weight)
+    reference = Reference(tiny_model(seed=5), torch.float32)
+    batch = rollout(model, [7, 2, 11]).batch
+    whole, ref = evaluate_actions(model, reference, batch, 0.9, len(batch))
+    parts, part_ref = evaluate_actions(model, reference, batch, 0.9, size)
+    for one, other in zip((*whole, ref), (*parts, part_ref), strict=True):
+        assert one.shape == batch.mask.shape and not one.requires_grad
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ref, reference.logprobs(batch, 0.9), atol=1e-5, rtol=0)
+
+
+def test_experience_puts_kl_and_score_into_returns() -> None:
+    """gamma and lambda 1: the return is the score less beta times the KL that is still to come."""
+    model = toy_actor_critic(toy_params())
+    batch = rollout(model, [7, 2]).batch
+    actions, ref = evaluate_actions(model, Reference(tiny_model(seed=5), torch.float32), batch, 1.0, 8)
+    scores = torch.tensor([1.0, 0.0, -2.0, 0.5])
+    got = build_experience(batch, actions, ref, scores, kl_coef=0.1, gamma=1.0, lam=1.0)
+    k1 = actions.logprobs - ref
+    to_come = k1.flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(got.returns, (scores[:, None] - 0.1 * to_come) * batch.mask, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.advantages, got.returns - actions.values)
+    assert got.kl.k1.equal(k1)
+
+
+def experience() -> Experience:
+    params = toy_params()
+    return toy_experience(toy_actor_critic(params), params)
+
+
+def test_selected_rows_keep_their_tensors() -> None:
+    whole = experience()
+    rows = torch.tensor([5, 1, 9])
+    part = whole.select(rows)
+    width = part.batch.tokens.shape[1] - 1
+    for name in ("logprobs", "values", "advantages", "returns"):
+        assert getattr(part, name).equal(getattr(whole, name)[rows, :width])
+    assert all(one.equal(other[rows, :width]) for one, other in zip(part.kl, whole.kl, strict=True))
+    assert not whole.logprobs[rows, width:].any()
+
+
+def test_whitened_advantages_have_mean_zero_and_deviation_one_and_returns_stay() -> None:
+    before = experience()
+    after, std = whiten_advantages(before, torch.tensor([0.0, 1.0]), None)
+    values = after.advantages[after.batch.mask].double()
+    assert float(values.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(values.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    assert after.returns.equal(before.returns)
+    assert std == pytest.approx(float(before.advantages[before.batch.mask].double().std(correction=0)))
+
+
+@pytest.mark.parametrize(("last", "divisor"), [(None, 1.0), (4.0, 4.0)])
+def test_equal_scores_take_the_last_deviation(last: float | None, divisor: float) -> None:
+    before = experience()
+    after, std = whiten_advantages(before, torch.ones(16), last)
+    mask = before.batch.mask
+    expected = (before.advantages - before.advantages[mask].mean()) / divisor * mask
+    torch.testing.assert_close(after.advantages, expected, atol=1e-5, rtol=1e-5)
+    assert std == last

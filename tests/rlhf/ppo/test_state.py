@@ -1,0 +1,221 @@
+"""Training state: killed and resumed equals never killed, one holder at a time, one key a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.errors import UserError
+from rlhf.ppo import state
+from rlhf.ppo.trainer import Progress, train
+from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
+
+VARIANTS = [
+    ("ppo.iterations=4", "kl=adaptive", "ppo.eval_every=2"),
+    ("ppo.iterations=4", "critic=separate", "ppo.critic.warmup_iterations=2", "ppo.weight_decay=0.1"),
+]
+
+
+class Killed(Exception):
+    """In place of a kill."""
+
+
+def toy(directory: Path, *overrides: str, **more: object) -> Toy:
+    return Toy(toy_params(*overrides), save=lambda learner, p: state.save(directory, learner, p), **more)  # type: ignore[arg-type]
+
+
+def resume(directory: Path, *overrides: str) -> tuple[Toy, Progress]:
+    fresh = toy(directory, *overrides)
+    return fresh, train(fresh.loop(), state.load(directory, fresh.learner))
+
+
+def assert_equal(one: tuple[Toy, Progress], other: tuple[Toy, Progress]) -> None:
+    assert same(weights(one[0].learner), weights(other[0].learner))
+    assert same(one[1].best_weights, other[1].best_weights)
+    for mine, theirs in zip(one[0].learner.optimisers, other[0].learner.optimisers, strict=True):
+        mine_state, their_state = mine.state_dict()["state"], theirs.state_dict()["state"]
+        assert mine_state.keys() == their_state.keys()
+        assert all(same(mine_state[place], their_state[place]) for place in mine_state)
+    plain = [{**vars(progress), "best_weights": None} for progress in (one[1], other[1])]
+    assert plain[0] == plain[1]
+
+
+@pytest.mark.parametrize("overrides", VARIANTS)
+@pytest.mark.parametrize("kill_at", [0, 1, 2, 3])
+def test_killed_after_an_iteration_and_resumed_equals_never_killed(
+    tmp_path: Path, overrides: tuple[str, ...], kill_at: int
+) -> None:
+    whole = toy(tmp_path, *overrides)
+    never = whole, train(whole.loop(), Progress())
+    bytes_of_never = (tmp_path / state.STATE_FILE).read_bytes()
+    (tmp_path / state.STATE_FILE).unlink()
+
+    def kill(row: dict[str, float]) -> None:
+        if row["iteration"] == kill_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(toy(tmp_path, *overrides, on_iteration=kill).loop(), Progress())
+    assert_equal(resume(tmp_path, *overrides), never)
+    assert (tmp_path / state.STATE_FILE).read_bytes() == bytes_of_never
+
+
+def test_killed_within_an_iteration_starts_it_again(tmp_path: Path) -> None:
+    (tmp_path / "never").mkdir()
+    never = resume(tmp_path / "never", *VARIANTS[0])
+    calls = []
+
+    def dying(*arguments: object) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise Killed
+        return low_tokens(*arguments)  # type: ignore[arg-type]
+
+    with pytest.raises(Killed):
+        train(toy(tmp_path, *VARIANTS[0], scorer=dying).loop(), Progress())
+    assert_equal(resume(tmp_path, *VARIANTS[0]), never)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    first = resume(tmp_path)
+    rows: list[object] = []
+    fresh = toy(tmp_path, on_iteration=rows.append)
+    again = train(fresh.loop(), state.load(tmp_path, fresh.learner))
+    assert rows == []
+    assert_equal((fresh, again), first)
+
+
+def test_no_state_is_a_fresh_start(tmp_path: Path) -> None:
+    fresh = Toy(toy_params())
+    before = weights(fresh.learner)
+    assert state.load(tmp_path, fresh.learner) == Progress()
+    assert same(weights(fresh.learner), before)
+
+
+def test_the_round_trip_keeps_everything(tmp_path: Path) -> None:
+    """Among it a NaN, a number that does not survive rounding, and bad steps."""
+    one = Toy(toy_params())
+    progress = train(one.loop(), Progress())
+    progress.kl_coef = 0.1 + 0.2
+    progress.rows[-1]["accuracy"] = float("nan")
+    one.learner.bad_steps = 2
+    state.save(tmp_path, one.learner, progress)
+    other = Toy(toy_params())
+    loaded = state.load(tmp_path, other.learner)
+    assert other.learner.bad_steps == 2
+    assert loaded.kl_coef == 0.1 + 0.2
+    last = loaded.rows[-1].pop("accuracy"), progress.rows[-1].pop("accuracy")
+    assert all(value != value for value in last)
+    assert_equal((other, loaded), (one, progress))
+
+
+def test_saving_leaves_the_progress_as_it_is(tmp_path: Path) -> None:
+    one = Toy(toy_params())
+    progress = train(one.loop(), Progress())
+    best = progress.best_weights
+    state.save(tmp_path, one.learner, progress)
+    assert progress.best_weights is best and best
+
+
+def test_a_half_written_file_is_not_taken(tmp_path: Path) -> None:
+    one = resume(tmp_path)
+    content = (tmp_path / state.STATE_FILE).read_bytes()
+    (tmp_path / f".{state.STATE_FILE}.new").write_bytes(content[: len(content) // 2])
+    fresh = Toy(toy_params())
+    assert_equal((fresh, state.load(tmp_path, fresh.learner)), one)
+    (tmp_path / state.STATE_FILE).unlink()
+    assert state.load(tmp_path, Toy(toy_params()).learner) == Progress()
+
+
+def test_a_write_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume(tmp_path)
+    before = (tmp_path / state.STATE_FILE).read_bytes()
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        state.save(tmp_path, Toy(toy_params()).learner, Progress())
+    assert (tmp_path / state.STATE_FILE).read_bytes() == before
+
+
+def hold(directory: Path, held: Event) -> None:
+    """Holds the directory until it is killed."""
+    with state.exclusive(directory):
+        held.set()
+        time.sleep(600)
+
+
+def test_a_second_holder_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    held = multiprocessing.get_context("fork").Event()
+    holder = multiprocessing.get_context("fork").Process(target=hold, args=(directory, held))
+    holder.start()
+    assert held.wait(60)
+    with pytest.raises(UserError, match=rf"process {holder.pid} "), state.exclusive(directory):
+        pass
+    holder.kill()
+    holder.join()
+    with state.exclusive(directory):  # the kernel frees a dead holder's lock
+        assert (directory / "lock").read_text() == str(os.getpid())
+    with state.exclusive(directory):
+        pass
+
+
+def test_discard_removes_the_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with state.exclusive(directory):
+        state.save(directory, Toy(toy_params()).learner, Progress())
+        state.discard(directory)
+    assert not directory.exists()
+    state.discard(directory)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout with one module, one stage, a lock file and one input."""
+    for name in ("rlhf/ppo/losses.py", "stages/train_ppo.py", "requirements.lock", "train.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path
+
+
+def key(project: Path, seed: int = 0) -> str:
+    return state.fingerprint({"seed": seed}, [project / "train.parquet"], project)
+
+
+def test_the_fingerprint_is_stable_and_free_of_places(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "checkout"
+    elsewhere.parent.mkdir(exist_ok=True)
+    project.rename(elsewhere)
+    moved = key(elsewhere)
+    elsewhere.rename(project)
+    assert key(project) == moved
+
+
+@pytest.mark.parametrize("name", ["rlhf/ppo/losses.py", "stages/train_ppo.py", "requirements.lock", "train.parquet"])
+def test_the_fingerprint_changes_with_code_lock_and_inputs(project: Path, name: str) -> None:
+    before = key(project)
+    (project / name).write_text("changed")
+    assert key(project) != before
+
+
+def test_the_fingerprint_changes_with_params_new_modules_and_threads(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key(project)
+    assert key(project, seed=1) != before
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert key(project) != before
+    monkeypatch.undo()
+    (project / "rlhf" / "new.py").write_text("")
+    assert key(project) != before
