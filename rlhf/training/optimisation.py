@@ -31,9 +31,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
-def finite(loss: Tensor | float, name: str, step: int, key: str) -> float:
-    """`loss` as a float; raises UserError where it is not finite, before a step can spoil the weights."""
-    value = float(loss)
+def finite(number: Tensor | float, name: str, step: int, key: str) -> float:
+    """`number` as a float; raises UserError where it is not finite, before a step can spoil the weights."""
+    value = float(number)
     if value != value or value in (float("inf"), float("-inf")):
         raise UserError(f"{key}: the {name} is not finite at step {step}: lower {key}")
     return value

@@ -1,4 +1,4 @@
-"""Fitting the reward model to preferences: the Bradley-Terry likelihood (Bradley and Terry, 1952; InstructGPT eq. 1)."""
+"""Fitting the reward model to preferences: the Bradley-Terry likelihood (Bradley, Terry, 1952; InstructGPT eq. 1)."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def fit(
             loss, accuracy = _accumulate(model, pairs, settings.micro_batch_size, pad_id, dtype)
             finite(loss, "loss", step, "reward_model.lr")
             norm = clip_gradients(model.parameters(), settings.max_grad_norm)
+            finite(norm, "gradient norm", step, "reward_model.lr")
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             on_step(step, {"loss": loss, "pair_accuracy": accuracy, "grad_norm": norm, "lr": lr})

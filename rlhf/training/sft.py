@@ -46,6 +46,7 @@ def finetune(
             group["lr"] = lr
         loss = finite(accumulate(model, batch, settings.micro_batch_size, dtype), "loss", step, "sft.finetune.lr")
         norm = clip_gradients(model.parameters(), settings.max_grad_norm)
+        finite(norm, "gradient norm", step, "sft.finetune.lr")
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         on_step(step, {"loss": loss, "grad_norm": norm, "lr": lr})
