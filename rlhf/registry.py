@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rlhf import anchors
@@ -109,14 +111,14 @@ def _log_model(
         raise MlflowException("no run can be made")
     run.flush()
     mlflow.set_experiment(experiment_id=registry.get_run(run.id).info.experiment_id)
-    with _patience():
+    with _patience(), _without_links(directory) as plain:
         return Model.log(
             None,
             flavor=mlflow.pyfunc,
             name="policy",
             run_id=run.id,
             python_model=str(SERVED_POLICY),
-            artifacts={"checkpoint": str(directory)},
+            artifacts={"checkpoint": str(plain)},
             signature=infer_signature(["question"], ["answer"], params={"max_new_tokens": max_new_tokens}),
             pip_requirements=_requirements(anchors.CHECKOUT / "requirements.lock"),
         )
@@ -161,6 +163,16 @@ def _lock() -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _without_links(directory: Path) -> Iterator[Path]:
+    """`directory`, or a copy of it where its files are links into DVC's cache (cache.type symlink): MLflow refuses."""
+    if not any(path.is_symlink() for path in (directory, *directory.iterdir())):
+        yield directory
+        return
+    with TemporaryDirectory(dir=anchors.registry_lock().parent) as place:
+        yield Path(shutil.copytree(directory, Path(place) / directory.name))
 
 
 @contextmanager

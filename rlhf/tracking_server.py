@@ -42,10 +42,10 @@ def without_password(uri: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of the error at the root of `error`: MLflow wraps a refused connection in paragraphs."""
+    """What the error at the root of `error` says, in one line: MLflow wraps a refused connection in paragraphs."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @cache

@@ -1,0 +1,214 @@
+"""What is in the registry afterwards, on a real sqlite store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from rlhf import anchors, registry, tracking
+from rlhf.data.prompts import decode_response, render_prompt
+from rlhf.errors import UserError
+from rlhf.generation.engine import generate
+from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer
+from tests.policies import PARAMS, save_policy
+
+QUESTIONS = ["Tom has 3 apples and eats 2. How many are left?", "A pen costs 4 coins. How much are 5 pens?"]
+MAX_NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("first") / "policy")
+
+
+@pytest.fixture(scope="module")
+def other_policy(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("second") / "policy", seed=1)
+
+
+@pytest.fixture
+def name() -> str:
+    """A registered model of the test's own."""
+    return f"model-{uuid4().hex}"
+
+
+@pytest.fixture
+def store() -> MlflowClient:
+    return MlflowClient(anchors.tracking_uri())
+
+
+def register(directory: Path, name: str) -> registry.Version:
+    with tracking.stage_run("register", {}) as run:
+        return registry.register_policy(
+            directory,
+            name=name,
+            metrics={"test.gain": 0.25},
+            lineage={"seed": 0, "sft_hash": "5f7"},
+            max_new_tokens=MAX_NEW_TOKENS,
+            run=run,
+        )
+
+
+def contents(store: MlflowClient, name: str):
+    """Everything that a registration could change: versions with their tags, aliases, runs, logged models."""
+    versions = [(v.version, v.tags, v.last_updated_timestamp) for v in store.search_model_versions(f"name='{name}'")]
+    experiment = store.get_experiment_by_name(tracking.EXPERIMENT).experiment_id
+    runs = {run.info.run_id for run in store.search_runs([experiment])}
+    models = {model.model_id for model in store.search_logged_models([experiment])}
+    return versions, store.get_registered_model(name).aliases, runs, models
+
+
+def test_a_policy_becomes_the_candidate_with_scores_and_lineage(store, policy, name):
+    version = register(policy, name)
+    assert version == registry.Version(name, "1", checkpoint_hash(policy))
+    recorded = store.get_model_version_by_alias(name, "candidate")
+    assert str(recorded.version) == "1"
+    assert recorded.tags == {
+        "policy_hash": checkpoint_hash(policy),
+        "registered": "true",
+        "seed": "0",
+        "sft_hash": "5f7",
+        "test.gain": "0.25",
+    }
+    run = store.get_run(recorded.run_id)
+    assert (run.info.run_name, run.info.status) == ("register", "FINISHED")
+    assert run.data.metrics == {"test.gain": 0.25}
+    assert registry.find_version(name, checkpoint_hash(policy)) == version
+
+
+def test_the_same_policy_again_changes_nothing(store, policy, name):
+    first = register(policy, name)
+    before = contents(store, name)
+    copy = policy.parent / f"copy-{name}"
+    shutil.copytree(policy, copy)
+    assert register(copy, name) == first
+    assert contents(store, name) == before
+
+
+def test_another_policy_is_another_version(store, policy, other_policy, name):
+    register(policy, name)
+    assert register(other_policy, name).number == "2"
+    assert register(policy, name).number == "1"
+    assert store.get_registered_model(name).aliases == {"candidate": 2}
+
+
+def test_an_interrupted_registration_is_completed(store, policy, name, monkeypatch):
+    def fail(*_):
+        raise MlflowException("the connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_alias", fail)
+        with pytest.raises(UserError, match="the connection broke"):
+            register(policy, name)
+    assert registry.find_version(name, checkpoint_hash(policy)) is None
+    assert register(policy, name).number == "1"
+    assert store.get_registered_model(name).aliases == {"candidate": 1}
+    assert registry.find_version(name, checkpoint_hash(policy)) is not None
+
+
+def test_two_at_once_make_one_version(store, policy, name):
+    with ThreadPoolExecutor(2) as pool:
+        numbers = [version.number for version in pool.map(lambda _: register(policy, name), range(2))]
+    assert numbers == ["1", "1"]
+    assert len(store.search_model_versions(f"name='{name}'")) == 1
+
+
+def test_a_registered_policy_answers_anywhere_as_the_pipeline_does(policy, name, tmp_path):
+    register(policy, name)
+    code = f"""
+import json, sys
+import mlflow
+model = mlflow.pyfunc.load_model("models:/{name}@candidate")
+questions = {QUESTIONS!r}
+try:
+    model.predict(["word " * 5000])
+    refusal = None
+except mlflow.MlflowException as error:
+    refusal = [error.get_http_status_code(), error.message]
+ours = [module for module in sys.modules if module.split(".")[0] == "rlhf"]
+short = model.predict(questions[:1], params={{"max_new_tokens": 1}})
+print(json.dumps([model.predict(questions), short, refusal, ours]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers, short, refusal, ours = json.loads(done.stdout.splitlines()[-1])
+    assert answers == engine_answers(policy, QUESTIONS, MAX_NEW_TOKENS)
+    assert short == engine_answers(policy, QUESTIONS[:1], 1)
+    assert len(set(answers) | set(short)) == 3, "answers that could be told apart"
+    assert refusal[0] == 400
+    assert f"this policy reads at most {PARAMS.prompt.max_tokens}" in refusal[1]
+    assert ours == []
+
+
+def engine_answers(directory: Path, questions: list[str], max_new_tokens: int) -> list[str]:
+    tokenizer = load_tokenizer(directory)
+    samples = generate(
+        load_policy(directory),
+        [render_prompt(tokenizer, question, PARAMS.prompt) for question in questions],
+        stop_ids=[tokenizer.eos_token_id],
+        pad_id=tokenizer.pad_token_id,
+        max_new_tokens=max_new_tokens,
+        batch_size=1,
+    )
+    return [decode_response(tokenizer, sample.tokens) for sample in samples]
+
+
+def test_the_candidate_is_asked_by_name(policy, name):
+    with pytest.raises(UserError, match=f"has no candidate of {name}: run the pipeline first"):
+        registry.ask_candidate(name, QUESTIONS[0])
+    register(policy, name)
+    assert registry.ask_candidate(name, QUESTIONS[0]) == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
+    with pytest.raises(UserError, match="this policy reads at most"):
+        registry.ask_candidate(name, "word " * 5000)
+
+
+def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, tmp_path):
+    linked = tmp_path / "policy"
+    linked.mkdir()
+    for file in policy.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert register(linked, name).number == "1"
+    assert registry.ask_candidate(name, QUESTIONS[0])
+    assert [path.name for path in anchors.registry_lock().parent.iterdir()] == ["registry.lock"]
+
+
+def test_a_changed_file_is_not_registered(policy, name, tmp_path):
+    broken = tmp_path / "policy"
+    shutil.copytree(policy, broken)
+    with (broken / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="model.safetensors is not what"):
+        register(broken, name)
+
+
+def test_a_server_that_is_down_is_named_in_one_line(policy, name, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
+    with pytest.raises(UserError) as caught:
+        register(policy, name)
+    message = str(caught.value)
+    assert "http://user:***@127.0.0.1:9" in message
+    assert "Connection refused" in message
+    assert "\n" not in message
+
+
+def test_requirements_are_the_locked_versions_for_this_python(tmp_path):
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(
+        "# comment\n"
+        "torch==2.15.0 \\\n    --hash=sha256:00\n"
+        "torchvision==1.0\n"
+        "numpy==1.0 ; python_full_version < '3.8' \\\n    --hash=sha256:00\n"
+        "numpy==2.0 ; python_full_version >= '3.8' \\\n    --hash=sha256:00\n"
+    )
+    assert registry._requirements(lock) == ["torch==2.15.0", "numpy==2.0"]
+    names = {line.split("==")[0] for line in registry._requirements(anchors.CHECKOUT / "requirements.lock")}
+    assert names == set(registry.REQUIREMENTS)
