@@ -71,7 +71,8 @@ class Stage:
 
     def output(self, path: str) -> Path:
         """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
-        self._outputs.append(path)
+        if path not in self._outputs:
+            self._outputs.append(path)
         target = self._staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
         return target

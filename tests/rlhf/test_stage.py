@@ -1,0 +1,437 @@
+"""The frame of a stage: outputs appear whole or not at all, a fault is one line, overrides never touch DVC's outs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf import stage as stage_module
+from rlhf import tracking
+from rlhf.errors import UsageError, UserError
+from rlhf.hashes import dvc_md5
+from rlhf.stage import WRITERS, Stage, run_stage, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = {"models/policy/weights": "old", "models/policy/stale": "old", "metrics/ppo.json": "old"}
+NEW = {"models/policy/weights": "new", "metrics/ppo.json": "new"}
+
+
+class Log:
+    """A tracking run that notes how it ended."""
+
+    def __init__(self) -> None:
+        self.outs: dict[str, str] = {}
+        self.end = "never opened"
+
+    def tag_outs(self, outs: dict[str, str]) -> None:
+        self.outs = outs
+
+
+@pytest.fixture
+def log(monkeypatch) -> Log:
+    log = Log()
+
+    @contextmanager
+    def fake(_stage: str, params: dict[str, object]) -> Iterator[Log]:
+        assert params["seed"] == 0
+        log.end = "open"
+        try:
+            yield log
+        except BaseException as error:
+            log.end = type(error).__name__
+            raise
+        log.end = "finished"
+
+    monkeypatch.setattr(tracking, "stage_run", fake)
+    return log
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A workspace with params and the outputs of an earlier run."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    for path, text in OLD.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield tmp_path
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def files(*roots: str) -> dict[str, str]:
+    """The files below `roots` in the current directory, with their text."""
+    found = [path for root in roots for path in Path(root).rglob("*") if path.is_file()]
+    return {path.as_posix(): path.read_text() for path in found}
+
+
+def outputs() -> dict[str, str]:
+    return files("models", "metrics")
+
+
+def write_new(stage: Stage) -> None:
+    policy = stage.output("models/policy")
+    policy.mkdir()
+    (policy / "weights").write_text("new")
+    stage.output("metrics/ppo.json").write_text("new")
+
+
+def ended(main: Callable[[Stage], None], capsys, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit code and standard error of a stage that fails; nothing may be left of it."""
+    with pytest.raises(SystemExit) as caught:
+        run_stage("train_ppo", main, arguments)
+    assert list(Path().glob(".partial/*")) == []
+    error = capsys.readouterr().err
+    assert error.startswith("train_ppo: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, error
+
+
+# --- success
+
+
+def test_outputs_replace_the_old_ones_and_are_hashed(workspace, log):
+    def main(stage: Stage) -> None:
+        write_new(stage)
+        assert outputs() == OLD
+
+    run_stage("train_ppo", main, ())
+    assert outputs() == NEW
+    assert log.outs == {path: dvc_md5(workspace / path) for path in ("models/policy", "metrics/ppo.json")}
+    assert log.end == "finished"
+    assert list(workspace.glob(".partial/*")) == []
+
+
+def test_outputs_appear_where_there_were_none(workspace, log):
+    shutil.rmtree("models")
+    shutil.rmtree("metrics")
+    run_stage("train_ppo", write_new, ())
+    assert outputs() == NEW
+
+
+def test_a_file_may_replace_a_directory_and_the_other_way(workspace, log):
+    def main(stage: Stage) -> None:
+        stage.output("models/policy").write_text("file")
+        stage.output("metrics/ppo.json").mkdir()
+        (stage.output("metrics/ppo.json") / "inner").write_text("dir")
+
+    run_stage("train_ppo", main, ())
+    assert outputs() == {"models/policy": "file", "metrics/ppo.json/inner": "dir"}
+
+
+def test_published_files_have_the_usual_permissions(workspace, log):
+    before = {path: (workspace / path).stat().st_mode for path in ("models/policy", "metrics/ppo.json")}
+    run_stage("train_ppo", write_new, ())
+    assert {path: (workspace / path).stat().st_mode for path in before} == before
+
+
+def test_outputs_of_parts_lie_in_one_directory(workspace, log):
+    def main(stage: Stage) -> None:
+        for split in ("train", "validation"):
+            stage.output(f"data/preferences/{split}.parquet").write_text(split)
+
+    run_stage("collect_preferences", main, ())
+    assert files("data") == {f"data/preferences/{split}.parquet": split for split in ("train", "validation")}
+
+
+def test_after_publishing_runs_once_the_outputs_are_in_place(workspace, log):
+    seen = []
+
+    def main(stage: Stage) -> None:
+        stage.after_publishing(lambda: seen.append(outputs()))
+        write_new(stage)
+
+    run_stage("train_ppo", main, ())
+    assert seen == [NEW]
+
+
+def test_what_is_held_is_let_go_after_the_outputs_are_in_place(workspace, log):
+    seen = []
+
+    def main(stage: Stage) -> None:
+        stage.held.callback(lambda: seen.append(outputs()))
+        write_new(stage)
+
+    run_stage("train_ppo", main, ())
+    assert seen == [NEW]
+
+
+def test_a_kill_while_outputs_are_renamed_shows_no_half_directory(workspace, log, monkeypatch, capsys):
+    """Between any two steps of publishing, each output is whole: the old one, the new one, or none for a moment."""
+    seen = []
+    rename = stage_module._rename
+
+    def watched(source: Path, target: Path) -> None:
+        seen.append(files("models/policy"))
+        rename(source, target)
+        seen.append(files("models/policy"))
+
+    monkeypatch.setattr(stage_module, "_rename", watched)
+    run_stage("train_ppo", write_new, ())
+    old, new = ({path: text for path, text in version.items() if path.startswith("models")} for version in (OLD, NEW))
+    assert [state for state in seen if state not in (old, new, {})] == []
+    assert seen[0] == old
+    assert seen[-1] == new
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_outputs_are_renamed_waits(workspace, log, monkeypatch, number):
+    rename = stage_module._rename
+
+    def signalled(source: Path, target: Path) -> None:
+        os.kill(os.getpid(), number)
+        rename(source, target)
+
+    monkeypatch.setattr(stage_module, "_rename", signalled)
+    run_stage("train_ppo", write_new, ())
+    assert outputs() == NEW
+    assert log.end == "finished"
+
+
+# --- failure
+
+
+def raising(error: BaseException) -> Callable[[Stage], None]:
+    def main(stage: Stage) -> None:
+        stage.after_publishing(lambda: pytest.fail("called after a failure"))
+        write_new(stage)
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("models/sft: broken: fetch it again"), 1, "models/sft: broken: fetch it again"),
+        (UserError("two\nlines"), 1, "two lines"),
+        (UsageError("runtime.device=cuda: no GPU"), 2, "runtime.device=cuda: no GPU"),
+        (KeyboardInterrupt(), 1, "interrupted: nothing half-written is left"),
+        (OSError(errno.ENOSPC, "No space left on device", "models/x"), 1, "models/x: No space left on device: make"),
+        (OSError(errno.EROFS, "Read-only file system"), 1, "the disk of this workspace: Read-only file system: make"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 1, "a: Permission denied: make room or access"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 1, "the disk of this workspace: No space"),
+    ],
+    ids=str,
+)
+def test_a_failed_stage_changes_nothing_and_says_why(workspace, log, capsys, error, code, message):
+    result, text = ended(raising(error), capsys)
+    assert (result, outputs()) == (code, OLD)
+    assert text.startswith(f"train_ppo: {message}")
+    assert log.end == type(error).__name__
+    assert log.outs == {}
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("bad\nsecond line"), "ValueError: bad: not expected, please report it with"),
+        (AssertionError(), "AssertionError: AssertionError: not expected"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), "FileNotFoundError: [Errno 2]"),
+        (RuntimeError("Permission denied (publickey)"), "RuntimeError: Permission denied"),
+    ],
+    ids=str,
+)
+def test_an_unexpected_error_leaves_its_traceback_in_a_file(workspace, log, capsys, error, message):
+    code, text = ended(raising(error), capsys)
+    assert (code, outputs()) == (1, OLD)
+    assert text.startswith(f"train_ppo: {message}")
+    assert text.endswith("runs/train_ppo-error.log\n")
+    kept = Path("runs/train_ppo-error.log").read_text()
+    assert "Traceback" in kept
+    assert "in main" in kept
+    assert type(error).__name__ in kept
+
+
+def test_an_unexpected_error_is_one_line_even_if_no_log_can_be_written(workspace, log, capsys):
+    Path("runs").write_text("a file in the way")
+    code, text = ended(raising(ValueError("bad")), capsys)
+    assert code == 1
+    assert "ValueError: bad: not expected" in text
+
+
+def test_a_real_full_disk_is_told_in_one_line(workspace, log, capsys):
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+
+    def main(stage: Stage) -> None:
+        write_new(stage)
+        with Path("/dev/full").open("w") as file:
+            file.write("x" * 10**6)
+
+    code, text = ended(main, capsys)
+    assert code == 1
+    assert "No space left on device" in text
+    assert outputs() == OLD
+
+
+def test_an_announced_output_that_was_not_written_changes_nothing(workspace, log, capsys):
+    def main(stage: Stage) -> None:
+        write_new(stage)
+        stage.output("plots/ppo.csv")
+
+    code, text = ended(main, capsys)
+    assert code == 1
+    assert "train_ppo announced plots/ppo.csv and did not write it" in text
+    assert outputs() == OLD
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_changes_nothing(workspace, log, capsys, number):
+    def main(stage: Stage) -> None:
+        write_new(stage)
+        os.kill(os.getpid(), number)
+        pytest.fail("the signal did not arrive")
+
+    assert ended(main, capsys) == (1, "train_ppo: interrupted: nothing half-written is left\n")
+    assert outputs() == OLD
+
+
+def test_a_terminated_process_ends_with_1_and_one_line(workspace):
+    """A real process, as the supervisor ends it."""
+    script = """
+import contextlib, time
+from rlhf import runtime, stage, tracking
+tracking.stage_run = lambda *_: contextlib.nullcontext()
+runtime.configure = lambda *_: None
+def main(run):
+    run.output("metrics/ppo.json").write_text("new")
+    print("ready", flush=True)
+    time.sleep(60)
+stage.run_stage("train_ppo", main)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    _, error = child.communicate(timeout=60)
+    assert (child.returncode, error) == (1, "train_ppo: interrupted: nothing half-written is left\n")
+    assert outputs() == OLD
+    assert list(Path().glob(".partial/*")) == []
+
+
+def test_a_leftover_of_a_killed_process_with_this_id_is_no_obstacle(workspace, log):
+    """In a container the same process id comes back at once."""
+    Path(f".partial/train_ppo-{os.getpid()}/models/policy").mkdir(parents=True)
+    run_stage("train_ppo", write_new, ())
+    assert outputs() == NEW
+
+
+# --- params and overrides
+
+
+def test_wrong_overrides_start_nothing(workspace, log, capsys):
+    code, text = ended(lambda _stage: pytest.fail("started"), capsys, ("ppo.lrr=3",))
+    assert code == 2
+    assert "ppo.lrr: unknown key" in text
+    assert log.end == "never opened"
+    assert not Path(".partial").exists()
+
+
+def test_missing_params_are_a_usage_error(workspace, log, capsys):
+    Path("params.yaml").unlink()
+    code, text = ended(lambda _stage: pytest.fail("started"), capsys)
+    assert code == 2
+    assert "params.yaml is missing" in text
+
+
+def test_overrides_write_beside_dvcs_outs_and_say_where(workspace, log, capsys):
+    def main(stage: Stage) -> None:
+        assert stage.params.ppo.lr == 1e-5
+        assert stage.input("models/policy/weights").read_text() == "old"
+        (stage.scratch("reports/evaluation") / "page").write_text("page")
+        write_new(stage)
+
+    run_stage("train_ppo", main, ("ppo.lr=1e-5",))
+    assert outputs() == OLD
+    (place,) = Path("runs/train_ppo").iterdir()
+    assert files(str(place)) == {f"{place}/{path}": text for path, text in NEW.items()} | {
+        f"{place}/reports/evaluation/page": "page"
+    }
+    assert f"go to {place}, not to DVC's" in capsys.readouterr().out
+    assert log.outs["metrics/ppo.json"] == dvc_md5(place / "metrics/ppo.json")
+
+
+def test_the_same_params_share_a_place_and_others_have_their_own(workspace, log):
+    def places(*arguments: str) -> set[Path]:
+        run_stage("train_ppo", write_new, arguments)
+        return set(Path("runs/train_ppo").iterdir())
+
+    first = places("seed=0", "ppo.epochs=2")
+    assert places("ppo.epochs=2") == first
+    second = places("ppo.epochs=2", "ppo.epochs=1")
+    assert len(second) == 2
+    assert len(places("ppo.epochs=1", "ppo.epochs=2")) == 2
+    params = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(params.replace("lr: 0.0003", "lr: 0.0004"))
+    assert len(places("ppo.epochs=2")) == 3
+
+
+# --- paths
+
+
+def make_stage(workspace: Path) -> Stage:
+    from contextlib import ExitStack
+
+    from rlhf.config import load
+
+    return Stage("evaluate", load(), Log(), workspace, workspace, ExitStack(), workspace / ".partial")  # type: ignore[arg-type]
+
+
+def test_a_missing_input_names_the_stage_that_makes_it(workspace):
+    stage = make_stage(workspace)
+    with pytest.raises(UserError, match=r"^data/prepared/test\.parquet is missing: run dvc repro prepare_data$"):
+        stage.input("data/prepared/test.parquet")
+    with pytest.raises(UserError, match=r"^data/own is missing: check the path$"):
+        stage.input("data/own")
+    assert stage.input("models/policy") == workspace / "models/policy"
+
+
+def test_the_writers_are_those_of_the_pipeline():
+    """Every path that one stage reads and another makes is in the table, under the stage that makes it."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+    def made(block: dict[str, list[str | dict[str, object]]]) -> list[str]:
+        outs = [*block.get("outs", []), *block.get("metrics", []), *block.get("plots", [])]
+        return [next(iter(out)) if isinstance(out, dict) else out for out in outs]
+
+    makers = {out: stage for stage, block in stages.items() for out in made(block)}
+    read = {dep for block in stages.values() for dep in block["deps"] if dep.startswith(("data/", "models/", "m", "p"))}
+    wanted = {
+        out: stage for out, stage in makers.items() if any(dep == out or dep.startswith(f"{out}/") for dep in read)
+    }
+    assert {path: stage for path, stage in WRITERS.items() if path in wanted} == wanted
+    assert {path: makers[path] for path in WRITERS} == WRITERS
+
+
+def test_scratch_is_emptied_in_the_workspace(workspace):
+    stage = make_stage(workspace)
+    (stage.scratch("reports/data_docs") / "old").write_text("old")
+    place = stage.scratch("reports/data_docs")
+    assert place == workspace / "reports/data_docs"
+    assert list(place.iterdir()) == []
+
+
+def test_json_is_the_same_bytes_for_the_same_values(tmp_path):
+    write_json(tmp_path / "one", {"b": 1, "a": [0.5]})
+    assert (tmp_path / "one").read_text() == '{\n  "a": [\n    0.5\n  ],\n  "b": 1\n}\n'
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "two", {"a": float("nan")})
