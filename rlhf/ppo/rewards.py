@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf.data.answers import has_single_final_answer, is_correct
+from rlhf.data.answers import Method, has_single_final_answer, is_correct
 from rlhf.data.gsm8k import Problem
 from rlhf.models.batches import TokenBatch, micro_batches
 from rlhf.models.reward_model import Normalisation, raw_scores
@@ -19,14 +19,14 @@ from rlhf.params import Reward
 class Scorer(Protocol):
     """Scores responses: the only thing that PPO knows of a reward."""
 
-    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch, /) -> Tensor:
         """Float32 (B,) scores of the responses `texts`, whose tokens are in `batch`."""
 
 
 class VerifierScorer:
     """1 for the right final number, else 0, and a small bonus for exactly one well-formed final answer."""
 
-    def __init__(self, method: str, format_bonus: float) -> None:
+    def __init__(self, method: Method, format_bonus: float) -> None:
         self._method, self._bonus = method, format_bonus
 
     def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
@@ -47,7 +47,7 @@ class RewardModelScorer:
         self._normalisation, self._micro_batch_size, self._dtype = normalisation, micro_batch_size, dtype
 
     @torch.no_grad()
-    def __call__(self, problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
+    def __call__(self, _problems: Sequence[Problem], _texts: Sequence[str], batch: TokenBatch) -> Tensor:
         rows = torch.arange(len(batch), device=batch.tokens.device)
         parts = micro_batches(rows, self._micro_batch_size)
         raw = torch.cat([raw_scores(self._model, batch.select(part), self._dtype) for part in parts])

@@ -56,8 +56,18 @@ class Experience(NamedTuple):
         """The rows, cut to their own longest length."""
         batch = self.batch.select(rows)
         actions = batch.tokens.shape[1] - 1
-        cut = [tensor[rows, :actions] for tensor in (self.logprobs, self.values, self.advantages, self.returns)]
-        return Experience(batch, *cut, kl=KlEstimates(*(k[rows, :actions] for k in self.kl)))
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[rows, :actions]
+
+        return Experience(
+            batch=batch,
+            logprobs=cut(self.logprobs),
+            values=cut(self.values),
+            advantages=cut(self.advantages),
+            returns=cut(self.returns),
+            kl=KlEstimates(*map(cut, self.kl)),
+        )
 
 
 def sample(
@@ -77,7 +87,7 @@ def sample(
     """
     rows = np.repeat(numbers, samples_per_prompt)
     which = np.array([np.count_nonzero(rows[:place] == row) for place, row in enumerate(rows)])
-    chosen = [prompts[row] for row in rows]
+    chosen = [prompts[row] for row in rows.tolist()]
     samples = generate(
         model,
         [prompt.tokens for prompt in chosen],

@@ -29,7 +29,7 @@ STATE_FILE = "state.safetensors"
 
 
 def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
-    """The key of a run: params, the inputs' hashes, the library's code, the lock file, torch, its threads and processor."""
+    """The key of a run: params, the inputs' hashes, code, the lock file, torch with its threads and processor."""
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
     parts = {
         "params": settings,
