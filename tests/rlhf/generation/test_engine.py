@@ -99,7 +99,8 @@ def test_a_stop_token_in_the_last_place_counts_as_finished() -> None:
 
 
 def test_all_rows_are_reported_and_no_prompts_give_no_samples() -> None:
-    model, reported = tiny_model(), []
+    model = tiny_model()
+    reported: list[int] = []
     sampled(model, random_tokens(LENGTHS), on_rows=reported.append)
     assert sum(reported) == len(LENGTHS)
     assert generate(model, [], stop_ids=[EOS], pad_id=PAD, max_new_tokens=4, batch_size=2) == []

@@ -61,5 +61,5 @@ def test_clipped_marks_ratios_outside_the_interval() -> None:
 
 
 def test_shapes_are_kept() -> None:
-    tensors = torch.zeros(4, 2, 3)
-    assert policy_losses(*tensors[:3], CLIP).shape == value_losses(*tensors[:3], CLIP).shape == (2, 3)
+    one, two, three = torch.zeros(3, 2, 3)
+    assert policy_losses(one, two, three, CLIP).shape == value_losses(one, two, three, CLIP).shape == (2, 3)
