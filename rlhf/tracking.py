@@ -28,16 +28,16 @@ PARENT_VARIABLE = "RLHF_PARENT_RUN_ID"
 """The environment variable in which a flow hands the id of its run to the stages."""
 
 SECTIONS = {
-    "prepare_data": ("data", "verifier"),
-    "fetch_sft": ("sft.source", "sft.tiny", "seed"),
-    "finetune_sft": ("sft.finetune", "prompt", "runtime", "seed"),
-    "collect_preferences": ("preferences", "prompt", "verifier", "runtime", "seed"),
-    "train_reward": ("reward_model", "preferences.max_pairs", "ppo.sampling", "prompt", "runtime", "seed"),
-    "train_ppo": ("ppo", "prompt", "verifier", "runtime", "seed"),
-    "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "prompt", "verifier", "runtime"),
-    "register": ("registry",),
+    "prepare_data": ("data",),
+    "fetch_sft": ("seed", "sft.source", "sft.tiny"),
+    "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
+    "collect_preferences": ("preferences", "prompt", "runtime", "seed", "verifier"),
+    "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
+    "train_ppo": ("evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
+    "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "prompt", "runtime", "verifier"),
+    "register": ("ppo.sampling.max_new_tokens", "registry"),
 }
-"""The params that a stage's run shows: those that it reads."""
+"""The params that a stage's run shows: those that it depends on in `dvc.yaml`."""
 
 MADE_ON_DEMAND = ("register",)
 """Stages whose run exists only if they ask for its id: registering what is registered leaves no trace."""
