@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 60.0
 """How long a server that failed is left alone."""
+SILENCE = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """How long MLflow may hang on an unreachable server (its own defaults: minutes); the user's environment wins."""
 
 
 def quiet_mlflow() -> ModuleType:
     """The mlflow package without its chatter, telemetry and patience."""
-    for name, value in (PATIENCE | {"DO_NOT_TRACK": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}).items():
+    for name, value in (PATIENCE | SILENCE).items():
         os.environ.setdefault(name, value)
     import mlflow
 
