@@ -1,0 +1,162 @@
+"""The stage task with the real dvc on a small pipeline, and what it reads from dvc.yaml, dvc.lock and DVC's lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from rlhf import anchors, tracking
+from rlhf.config import compose, validate
+from tasks.dvc_stages import RETRIES, Outcome, StageFailedError, _Output, locked_outs, retries, run_stage, upstream
+
+DVC_YAML = """
+stages:
+  good:
+    cmd: python -c "import os; print('good - made'); open('made', 'w').write(os.environ['RLHF_PARENT_RUN_ID'])"
+    deps: [source]
+    outs: [made]
+  bad:
+    cmd: python -c "import sys; print('loading'); sys.exit('bad - data/x is missing. run dvc repro x')"
+    outs: [never]
+  blind:
+    cmd: python -c "pass"
+    deps: [nowhere]
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("workspace")
+    (place / "dvc.yaml").write_text(DVC_YAML)
+    (place / "source").write_text("without a dependency DVC keeps nothing in its run cache")
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=place, check=True)
+    return place
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """The calls that record a cached stage, the run that made it being named after its outputs."""
+    calls: list[tuple[str, str, str]] = []
+    monkeypatch.setattr(tracking, "find_run_by_outs", lambda stage, outs: f"{stage} made {sorted(outs)}")
+    monkeypatch.setattr(tracking, "cached_child", lambda *call: calls.append(call))
+    return calls
+
+
+def run(name: str, workspace: Path) -> Outcome:
+    with disable_run_logger():
+        return run_stage.fn(name, "parent", workspace)
+
+
+def test_a_stage_runs_once_and_is_then_recorded_as_cached(workspace: Path, cached: list[tuple[str, str, str]]) -> None:
+    assert run("good", workspace) == Outcome("good", ran=True, last_line="good - made")
+    assert (workspace / "made").read_text() == "parent"
+    assert cached == []
+    assert run("good", workspace) == Outcome("good", ran=False, last_line="")
+    assert cached == [("parent", "good", "good made ['made']")]
+
+
+def test_a_restored_stage_is_cached_too(workspace: Path, cached: list[tuple[str, str, str]]) -> None:
+    run("good", workspace)
+    (workspace / "made").unlink()
+    (workspace / "dvc.lock").unlink()
+    cached.clear()
+    assert not run("good", workspace).ran
+    assert (workspace / "made").read_text() == "parent"
+    assert len(cached) == 1
+
+
+def test_a_failed_stage_says_its_own_last_line(workspace: Path) -> None:
+    with pytest.raises(StageFailedError) as failure:
+        run("bad", workspace)
+    assert str(failure.value) == "bad: bad - data/x is missing. run dvc repro x"
+
+
+def test_where_dvc_refuses_to_run_a_stage_its_error_is_the_reason(workspace: Path) -> None:
+    with pytest.raises(StageFailedError, match=r"^blind: .*nowhere"):
+        run("blind", workspace)
+
+
+def read(lines: list[str]) -> _Output:
+    output = _Output()
+    for line in lines:
+        output.read(line)
+    return output
+
+
+def test_only_the_stages_own_lines_are_shown() -> None:
+    output = _Output()
+    lines = ["Running stage 'x':", "> python -m stages.x", "x: 3 rows", "Updating lock file 'dvc.lock'", ""]
+    lines += [
+        "To track the changes with git, run:",
+        "\tgit add dvc.lock",
+        "Use `dvc push` to send your updates to remote",
+    ]
+    assert [shown for line in lines if (shown := output.read(line))] == ["x: 3 rows"]
+    assert (output.ran, output.restored) == (True, False)
+
+
+def test_a_fault_is_one_line_and_names_the_stage_once() -> None:
+    dvc = "ERROR: failed to reproduce 'x': failed to run: python -m stages.x, exited with 1"
+    assert (
+        read(["Running stage 'x':", "x: hub: out of reach: wait", dvc]).fault("x", 255) == "x: hub: out of reach: wait"
+    )
+    assert read(["ERROR: busy", "ERROR: hint"]).fault("x", 255) == "x: busy"
+    assert read(["Running stage 'x':", dvc]).fault("x", 255) == "x: exit code 255 without a word"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tracking_uri", "retried"),
+    [
+        ([], "sqlite:////tmp/mlflow.db", set()),
+        (["data=gsm8k"], "sqlite:////tmp/mlflow.db", {"prepare_data"}),
+        (["sft.source=hf://org/name@main"], "sqlite:////tmp/mlflow.db", {"fetch_sft"}),
+        ([], "http://mlflow.example:5000", {"register"}),
+    ],
+)
+def test_only_what_goes_over_the_network_is_retried(
+    overrides: list[str], tracking_uri: str, retried: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+    params = validate(compose(overrides))
+    stages = upstream(anchors.CHECKOUT / "dvc.yaml", compose(overrides))
+    assert {name for name in stages if retries(name, params) == RETRIES} == retried
+    assert {name for name in stages if retries(name, params) == 0} == set(stages) - retried
+
+
+@pytest.mark.parametrize(("reward", "needs_reward_model"), [("verifier", False), ("reward_model", True)])
+def test_the_graph_follows_the_params(reward: str, needs_reward_model: bool) -> None:
+    graph = upstream(anchors.CHECKOUT / "dvc.yaml", compose([f"reward={reward}"]))
+    assert list(graph) == [
+        "prepare_data",
+        "fetch_sft",
+        "finetune_sft",
+        "collect_preferences",
+        "train_reward",
+        "train_ppo",
+        "evaluate",
+        "register",
+    ]
+    assert graph["prepare_data"] == graph["fetch_sft"] == []
+    assert set(graph["finetune_sft"]) == {"prepare_data", "fetch_sft"}
+    assert ("train_reward" in graph["train_ppo"]) == needs_reward_model
+    assert set(graph["register"]) >= {"train_ppo", "evaluate"}
+
+
+def test_every_stage_comes_after_what_it_needs() -> None:
+    seen: set[str] = set()
+    for name, needed in upstream(anchors.CHECKOUT / "dvc.yaml", compose(["reward=mixture"])).items():
+        assert seen >= set(needed)
+        seen.add(name)
+
+
+def test_locked_outs(tmp_path: Path) -> None:
+    lock = tmp_path / "dvc.lock"
+    assert locked_outs(lock, "x") == {}
+    lock.write_text("schema: '2.0'\nstages:\n  x:\n    cmd: y\n    outs:\n    - path: models/x\n      md5: abc.dir\n")
+    assert locked_outs(lock, "x") == {"models/x": "abc.dir"}
+    assert locked_outs(lock, "y") == {}
