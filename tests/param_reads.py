@@ -73,12 +73,12 @@ def read_by_stage(stage: str) -> set[str]:
 
 def within(module: str) -> set[str]:
     """The units of a module."""
-    return {name for name in units() if f"{name}.".startswith(f"{module}.")}
+    return {name for name in units(ROOT) if f"{name}.".startswith(f"{module}.")}
 
 
 def read_from(start: Iterable[str], apart: Iterable[str]) -> set[str]:
     """The keys that the units `start` read, and all units that they name however indirectly, but for those `apart`."""
-    everything, waiting = units(), list(start)
+    everything, waiting = units(ROOT), list(start)
     passed, seen = set(apart), set[str]()
     while waiting:
         name = waiting.pop()
@@ -89,7 +89,7 @@ def read_from(start: Iterable[str], apart: Iterable[str]) -> set[str]:
 
 
 @cache
-def units(root: Path = ROOT) -> dict[str, Unit]:
+def units(root: Path) -> dict[str, Unit]:
     """Every unit of the stages and of the library by its full name.
 
     mypy gives one table of types for all files. So that a position names a file, each file is checked behind as many
