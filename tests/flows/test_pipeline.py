@@ -1,0 +1,134 @@
+"""The command line and the flow, with stages that do next to nothing in a checkout of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from rlhf.anchors import CHECKOUT
+from tasks.supervisor import LINUX, descendants
+from tests.tasks.test_summary import split
+from tests.tasks.test_supervisor import is_running
+
+PATIENCE_SECONDS = 180
+
+DVC_YAML = """
+stages:
+  evaluate:
+    cmd: python -c "import shutil; shutil.copy('given.json', 'metrics/evaluation.json')"
+    deps: [given.json]
+    metrics: [metrics/evaluation.json]
+  train_ppo:
+    cmd: python train_ppo.py
+    deps: [metrics/evaluation.json]
+    always_changed: true
+  register:
+    cmd: python -c "print('register - gsm8k-policy version 1')"
+    always_changed: true
+"""
+
+# Trains at once, fails, or goes on and on: as the file `manner` says.
+TRAIN_PPO = """
+import pathlib, sys, time
+manner = pathlib.Path("manner").read_text()
+print("train_ppo: loading")
+if manner == "fail":
+    sys.exit("train_ppo: models/sft: broken: make it again")
+while manner == "slow":
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("checkout")
+    for house in ("flows", "tasks", "rlhf", "conf"):
+        shutil.copytree(CHECKOUT / house, place / house, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "dvc.yaml").write_text(DVC_YAML)
+    (place / "train_ppo.py").write_text(TRAIN_PPO)
+    (place / "given.json").write_text(json.dumps({"gate": split(400, 0.3, 0.7), "test": split(500, 0.3, 0.7)}))
+    (place / "metrics").mkdir()
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=place, check=True)
+    return place
+
+
+def pipeline(checkout: Path, manner: str, *overrides: str) -> subprocess.Popen[str]:
+    (checkout / "manner").write_text(manner)
+    command = [sys.executable, "-u", "-m", "flows.pipeline", *overrides]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=checkout, text=True, start_new_session=True, **pipes)
+
+
+def lines_until(process: subprocess.Popen[str], wanted: str) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line
+        if wanted in line:
+            return
+    pytest.fail(f"ended without {wanted!r}")
+
+
+def test_params_that_are_wrong_are_refused_before_anything_is_started() -> None:
+    script = (
+        "import sys; from flows.pipeline import main; code = main(['ppo.klcoef=1']);"
+        "assert not {'prefect', 'mlflow', 'torch', 'dvc'} & set(sys.modules), 'too much is imported'; sys.exit(code)"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], check=False, cwd=CHECKOUT, capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("pipeline: ppo.klcoef=1: ")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
+    out, err = pipeline(checkout, "quick", "scale=smoke", "seed=3").communicate(timeout=PATIENCE_SECONDS)
+    assert err == ""
+    lines = out.splitlines()
+    assert f"{'train_ppo':20}loading" in lines
+    assert lines[-7].startswith("accuracy on test  SFT 30.0 % → policy 70.0 % ")
+    assert lines[-5] == "registered        register - gsm8k-policy version 1"
+    assert "seed: 3" in (checkout / "params.yaml").read_text()
+    run_id = lines[-3].split()[-1]
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["overrides"] == "scale=smoke seed=3"
+    assert run.data.metrics["test/policy_accuracy"] == 0.7
+    artifacts = {artifact.path for artifact in client.list_artifacts(run_id)}
+    assert artifacts >= {"params.yaml", "dvc.lock"}
+
+    failed = pipeline(checkout, "fail", "scale=smoke", "seed=3")
+    out, err = failed.communicate(timeout=PATIENCE_SECONDS)
+    assert failed.returncode == 1
+    assert f"{'evaluate':20}unchanged" in out.splitlines()
+    assert err == "pipeline: train_ppo: models/sft: broken: make it again\n"
+
+
+@pytest.mark.skipif(not LINUX, reason="counts processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_or_killed_run_leaves_no_process(checkout: Path, number: signal.Signals) -> None:
+    process = pipeline(checkout, "slow", "scale=smoke")
+    for _ in lines_until(process, "loading"):
+        below = descendants(process.pid)
+    assert len(below) >= 5  # two supervisors, the Prefect server, dvc, the stage
+    os.killpg(process.pid, number)  # what Ctrl-C does: the flow's group, which is the terminal's
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(map(is_running, below)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in below if is_running(pid)]
+    if number == signal.SIGINT:
+        assert process.returncode == 1
+        assert err.startswith("pipeline: interrupted: ")
+        assert err.count("\n") == 1

@@ -1,0 +1,81 @@
+"""Local servers: they answer once `wait` returns, say why they ended, and are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from flows import servers
+from rlhf import anchors
+from rlhf.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _logs_in_a_place_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "main_checkout", lambda: tmp_path)
+
+
+def test_a_server_answers_while_it_is_needed_and_no_longer() -> None:
+    port = servers.free_port()
+    address = f"http://{servers.HOST}:{port}/"
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", servers.HOST]
+    with servers.server("files", command, address) as own:
+        own.wait()
+        own.check()
+        with urlopen(address) as answer:
+            assert answer.status == 200
+        with pytest.raises(UserError, match=f"port {port} is taken"):
+            servers.require_free(port)
+    with pytest.raises(URLError):
+        urlopen(address)
+    servers.require_free(port)
+
+
+def test_a_server_that_ends_says_why() -> None:
+    command = [sys.executable, "-c", "import sys; print('loading'); sys.exit('the database is locked')"]
+    address = f"http://{servers.HOST}:{servers.free_port()}/"
+    reason = "the files server: ended with 'the database is locked'"
+    with servers.server("files", command, address) as own, pytest.raises(UserError, match=reason):
+        own.wait()
+
+
+def test_a_configured_prefect_server_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.context import refresh_global_settings_context
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    refresh_global_settings_context()
+    try:
+        with servers.prefect_api() as wait:
+            wait()
+            assert os.environ["PREFECT_API_URL"] == "http://prefect.example/api"
+        assert os.environ["PREFECT_API_URL"] == "http://prefect.example/api"
+    finally:
+        monkeypatch.undo()
+        refresh_global_settings_context()
+
+
+def test_prefects_database_is_in_the_main_checkout_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / ".prefect").mkdir(parents=True)
+    (home / ".prefect" / "profiles.toml").touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("PREFECT_PROFILES_PATH", raising=False)
+
+    monkeypatch.setenv("PREFECT_HOME", "/the/users/own")
+    servers.set_prefect_environment()
+    assert os.environ["PREFECT_HOME"] == "/the/users/own"
+    assert "PREFECT_PROFILES_PATH" not in os.environ
+
+    monkeypatch.delenv("PREFECT_HOME")
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", "placeholder, which monkeypatch takes back afterwards")
+    del os.environ["PREFECT_PROFILES_PATH"]
+    servers.set_prefect_environment()
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / ".prefect")
+    assert os.environ["PREFECT_PROFILES_PATH"] == str(home / ".prefect" / "profiles.toml")
