@@ -71,7 +71,7 @@ lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgr
 # drops the rest, so older parameters are computed again. Also removes runs/ (stages run by hand with overrides) and
 # what killed stages left in .partial/. MLflow's runs, the registry and training states stay.
 gc: $(STAMP) ## free disk: DVC's cache of former runs, runs/, leftovers of killed stages
-	@set --; while IFS= read -r tree; do set -- "$$@" -p "$$tree"; done \
+	@set --; while IFS= read -r tree; do [ "$$tree" -ef . ] || set -- "$$@" -p "$$tree"; done \
 		< <(git worktree list --porcelain | sed -n 's/^worktree //p'); $(BIN)/dvc gc --workspace --force "$$@"
 	@rm -rf runs
 	@for left in .partial/*-*; do [ ! -d "$$left" ] || kill -0 "$${left##*-}" 2>/dev/null || rm -rf "$$left"; done

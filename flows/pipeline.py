@@ -12,11 +12,12 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 
 from flows import servers
-from rlhf import config
+from rlhf import anchors, config
 from rlhf.errors import UserError
 
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         return _stop(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _stop("interrupted: every stage that was done stays done, run it again to go on", 1)
+    except Exception as error:
+        return _stop(_unexpected(error), 1)
 
 
 def _run(overrides: list[str]) -> str:
@@ -55,6 +58,14 @@ def _run(overrides: list[str]) -> str:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _unexpected(error: Exception) -> str:
+    """Keeps the traceback of an unexpected error in a file and says where."""
+    log = anchors.CHECKOUT / "runs" / "pipeline-error.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return f"{type(error).__name__}: {config.first_line(error)}: not expected, please report it with {log}"
 
 
 def _stop(message: str, code: int) -> int:

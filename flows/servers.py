@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rlhf import anchors
@@ -18,7 +19,7 @@ from rlhf.errors import UserError
 from tasks.processes import supervised
 
 HOST = "127.0.0.1"
-START_SECONDS, DRAIN_SECONDS = 120.0, 5.0
+START_SECONDS, ANSWER_SECONDS, DRAIN_SECONDS = 120.0, 10.0, 5.0
 
 
 def set_prefect_environment() -> None:
@@ -45,8 +46,8 @@ def prefect_api() -> Iterator[Callable[[], None]]:
     from prefect.context import refresh_global_settings_context
     from prefect.settings import PREFECT_API_URL
 
-    if PREFECT_API_URL.value():
-        yield lambda: None
+    if configured := PREFECT_API_URL.value():
+        yield lambda: require_answer(configured)
         return
     port = free_port()
     application = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
@@ -109,9 +110,20 @@ def server(name: str, command: Sequence[str], health: str) -> Iterator[Server]:
 def _answers(url: str) -> bool:
     try:
         with urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except (URLError, OSError):
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:  # URLError is one, and so is a connection that breaks
         return False
+
+
+def require_answer(api_url: str) -> None:
+    """Raises UserError where nobody answers at the configured Prefect API; what it answers is Prefect's matter."""
+    try:
+        urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()
+    except HTTPError:
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(f"PREFECT_API_URL={api_url}: {reason}: start that server, or unset it to use none") from None
 
 
 def free_port() -> int:

@@ -36,6 +36,17 @@ def test_a_server_answers_while_it_is_needed_and_no_longer() -> None:
     servers.require_free(port)
 
 
+def test_any_answer_of_a_configured_server_will_do(tmp_path: Path) -> None:
+    port = servers.free_port()
+    address = f"http://{servers.HOST}:{port}/"
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", servers.HOST, "--directory", str(tmp_path)]
+    with servers.server("files", command, address) as own:
+        own.wait()
+        servers.require_answer(f"{address}api")  # 404
+    with pytest.raises(UserError, match="PREFECT_API_URL=nonsense"):
+        servers.require_answer("nonsense")
+
+
 def test_a_server_that_ends_says_why() -> None:
     command = [sys.executable, "-c", "import sys; print('loading'); sys.exit('the database is locked')"]
     address = f"http://{servers.HOST}:{servers.free_port()}/"
@@ -44,16 +55,19 @@ def test_a_server_that_ends_says_why() -> None:
         own.wait()
 
 
-def test_a_configured_prefect_server_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_prefect_server_is_not_started_but_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.context import refresh_global_settings_context
 
-    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    address = f"http://{servers.HOST}:{servers.free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", address)
     refresh_global_settings_context()
     try:
-        with servers.prefect_api() as wait:
+        with (
+            servers.prefect_api() as wait,
+            pytest.raises(UserError, match=rf"^PREFECT_API_URL={address}: .*refused: start that server"),
+        ):
             wait()
-            assert os.environ["PREFECT_API_URL"] == "http://prefect.example/api"
-        assert os.environ["PREFECT_API_URL"] == "http://prefect.example/api"
+        assert os.environ["PREFECT_API_URL"] == address
     finally:
         monkeypatch.undo()
         refresh_global_settings_context()
