@@ -83,9 +83,9 @@ class Generator(Section):
     test: Count
     """Held-out problems."""
     careless_low: Share
-    """Share of careless demonstrations in every other template."""
+    """Share of careless demonstrations in the first of every four templates."""
     careless_high: Share
-    """Share of careless demonstrations in the templates between."""
+    """Share of careless demonstrations in the other three."""
 
 
 class Hub(Section):
@@ -316,7 +316,7 @@ class Ppo(Section):
     value_clip: Positive
     """Half-width of the value's trust interval."""
     value_coef: NonNegative
-    """Weight of the value loss in the shared trunk's loss."""
+    """Weight of the value loss beside the policy loss."""
     entropy_coef: NonNegative
     """Weight of the entropy bonus."""
     whiten_advantages: bool

@@ -47,7 +47,7 @@ class ServedPolicy(PythonModel):
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     # No type hint on model_input: MLflow would derive the signature from it and drop the parameters of ours.
-    def predict(self, context, model_input, params: dict[str, Any] | None = None) -> list[str]:  # type: ignore[no-untyped-def]
+    def predict(self, context, model_input, params: dict[str, Any] | None = None) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ARG002
         """One answer a question; `params["max_new_tokens"]` is the longest answer in tokens.
 
         Raises MlflowException (HTTP 400) for a question that is too long.

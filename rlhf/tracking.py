@@ -222,7 +222,7 @@ def git_tags() -> dict[str, str]:
     commit = anchors.git("rev-parse", "HEAD")
     if not commit:
         return {}
-    dirty = anchors.git("status", "--porcelain") != ""
+    dirty = anchors.git("status", "--porcelain", "--", ".", ":!dvc.lock", ":!params.yaml") != ""
     return {"mlflow.source.git.commit": commit, "git.dirty": str(dirty).lower()}
 
 

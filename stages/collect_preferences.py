@@ -43,8 +43,10 @@ def main(stage: Stage) -> None:
             f"preferences.validation_share={settings.validation_share}: {len(pairs)} pairs leave one side "
             "empty: raise preferences.questions"
         )
-    write_pairs(stage.output("data/preferences/train.parquet"), training)
-    write_pairs(stage.output("data/preferences/validation.parquet"), validation)
+    directory = stage.output("data/preferences")
+    directory.mkdir()
+    write_pairs(directory / "train.parquet", training)
+    write_pairs(directory / "validation.parquet", validation)
     origins = Counter(pair.origin for pair in pairs)
     counts = {"train_pairs": len(training), "validation_pairs": len(validation), "gold_pairs": origins["gold"]}
     stage.log.log_metrics(counts)

@@ -66,7 +66,7 @@ def _evaluate(stage: Stage, name: str, directory: Path, problems: Mapping[str, l
     tokenizer = checkpoints.load_tokenizer(directory)
     model = checkpoints.load_policy(directory)
     settings = stage.params.runtime
-    model = model.to(runtime.device(settings)).to(runtime.matmul_dtype(settings))  # type: ignore[arg-type]
+    model = model.to(runtime.device(settings)).to(runtime.matmul_dtype(settings))
     with runtime.progress(f"evaluate {MODELS[name]}", sum(map(len, problems.values()))) as bar:
         return {
             split: evaluate_model(model, tokenizer, rows, stage.params, on_rows=bar.advance)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from pydantic.main import IncEx
 from transformers import PreTrainedTokenizerBase
 
 from rlhf import anchors
@@ -27,8 +28,12 @@ from rlhf.ppo.update import Learner
 from rlhf.runtime import progress
 from rlhf.stage import Stage, run_stage, write_json
 
-DECIDING = {
-    **dict.fromkeys(("seed", "runtime", "prompt", "verifier", "ppo"), True),
+DECIDING: IncEx = {
+    "seed": True,
+    "runtime": True,
+    "prompt": True,
+    "verifier": True,
+    "ppo": True,
     "evaluation": {"batch_size": True},
 }
 """The params that decide the result, for the state's key and the manifest."""
@@ -48,20 +53,12 @@ def main(stage: Stage) -> None:
         stage.input("data/prepared/train.parquet"),
     )
     validation_split = stage.input("data/prepared/validation.parquet")
-    reward_model = (
-        None
-        if settings.reward.source == "verifier"
-        else stage.input(settings.reward.reads)
-    )
+    reward_model = None if settings.reward.source == "verifier" else stage.input(settings.reward.reads)
     stage.log.log_dataset(train_split, "train", "training")
     stage.log.log_dataset(validation_split, "validation", "selection")
 
-    inputs = [sft, train_split, validation_split] + (
-        [reward_model] if reward_model else []
-    )
-    key = state.fingerprint(
-        params.model_dump(include=DECIDING), inputs, stage.workspace
-    )
+    inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
+    key = state.fingerprint(params.model_dump(include=DECIDING), inputs, stage.workspace)
     directory = anchors.state_dir() / stage.name / key
     stage.held.enter_context(state.exclusive(directory))
     stage.after_publishing(lambda: state.discard(directory))
@@ -121,13 +118,9 @@ def write_policy(
 ) -> None:
     """The selected policy with its value head."""
     learner.restore(done.best_weights)
-    parents = {"sft": checkpoint_hash(sft)} | (
-        {"reward": checkpoint_hash(reward_model)} if reward_model else {}
-    )
+    parents = {"sft": checkpoint_hash(sft)} | ({"reward": checkpoint_hash(reward_model)} if reward_model else {})
     manifest = Manifest(
-        **read_manifest(sft).model_dump(
-            include={"source", "revision", "license", "stop_token"}
-        ),
+        **read_manifest(sft).model_dump(include={"source", "revision", "license", "stop_token"}),
         kind="policy",
         parents=parents,
         params=stage.params.model_dump(include=DECIDING),
@@ -151,22 +144,14 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         "iterations": done.iteration,
         "best_iteration": done.best_iteration,
         "best": {"validation_accuracy": round(done.best_accuracy, 6)},
-        "initial": {
-            "validation_accuracy": round(done.rows[0]["validation_accuracy"], 6)
-        },
-        "final": {
-            name: round(value, 6)
-            for name, value in done.rows[-1].items()
-            if value == value
-        },
+        "initial": {"validation_accuracy": round(done.rows[0]["validation_accuracy"], 6)},
+        "final": {name: round(value, 6) for name, value in done.rows[-1].items() if value == value},
     }
     write_json(stage.output("metrics/ppo.json"), metrics)
     with stage.output("plots/ppo.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, CURVE, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows(
-            {name: f"{value:.8g}" for name, value in row.items()} for row in done.rows
-        )
+        table.writerows({name: f"{value:.8g}" for name, value in row.items()} for row in done.rows)
     stage.log.log_metrics(
         {
             "best_iteration": done.best_iteration,
@@ -174,9 +159,7 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         }
     )
     gain = "" if done.best_iteration else ": no gain over the start"
-    print(
-        f"train_ppo: best validation accuracy {done.best_accuracy:.3f} at iteration {done.best_iteration}{gain}"
-    )
+    print(f"train_ppo: best validation accuracy {done.best_accuracy:.3f} at iteration {done.best_iteration}{gain}")
 
 
 if __name__ == "__main__":

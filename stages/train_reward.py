@@ -41,11 +41,7 @@ def main(stage: Stage) -> None:
     tokenizer.pad_token = reward_pad_token(tokenizer)
     model = reward_model.from_policy(policy, tokenizer.pad_token_id)
     training = tokenise(stage, "train", tokenizer)
-    held_out = [
-        pair
-        for pairs in tokenise(stage, "validation", tokenizer).values()
-        for pair in pairs
-    ]
+    held_out = [pair for pairs in tokenise(stage, "validation", tokenizer).values() for pair in pairs]
     steps = settings.epochs * -(-len(training) // settings.batch_size)
     with progress("train_reward", steps) as bar:
 
@@ -62,16 +58,12 @@ def main(stage: Stage) -> None:
             dtype=dtype,
             on_step=on_step,
         )
-    accuracy = pair_accuracy(
-        model, held_out, settings.micro_batch_size, tokenizer.pad_token_id, dtype
-    )
+    accuracy = pair_accuracy(model, held_out, settings.micro_batch_size, tokenizer.pad_token_id, dtype)
     normalisation = normalise(stage, model, policy, tokenizer, list(training))
     metrics = {"pair_accuracy": round(accuracy, 6), "pairs": len(held_out)}
     stage.log.log_metrics(metrics)
     manifest = Manifest(
-        **read_manifest(sft).model_dump(
-            include={"source", "revision", "license", "prompt", "stop_token"}
-        ),
+        **read_manifest(sft).model_dump(include={"source", "revision", "license", "prompt", "stop_token"}),
         kind="reward",
         parents={"sft": checkpoint_hash(sft)},
         params=settings.model_dump(),
@@ -80,23 +72,15 @@ def main(stage: Stage) -> None:
     )
     save_checkpoint(stage.output("models/reward"), model, tokenizer, manifest)
     write_json(stage.output("metrics/reward_model.json"), metrics)
-    print(
-        f"train_reward: {100 * accuracy:.1f} % of {len(held_out)} held-out pairs in the right order"
-    )
+    print(f"train_reward: {100 * accuracy:.1f} % of {len(held_out)} held-out pairs in the right order")
 
 
-def tokenise(
-    stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, list[TokenPair]]:
+def tokenise(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[TokenPair]]:
     """The pairs of a split by question, as tokens."""
     path = stage.input(f"data/preferences/{split}.parquet")
-    stage.log.log_dataset(
-        path, f"preferences_{split}", "training" if split == "train" else "validation"
-    )
+    stage.log.log_dataset(path, f"preferences_{split}", "training" if split == "train" else "validation")
     pairs: list[Pair] = read_pairs(path)
-    prompts = encode_prompts(
-        tokenizer, [pair.question for pair in pairs], stage.params.prompt
-    )
+    prompts = encode_prompts(tokenizer, [pair.question for pair in pairs], stage.params.prompt)
     by_question: dict[str, list[TokenPair]] = {}
     for pair, prompt in zip(pairs, prompts, strict=True):
         if prompt is not None:
@@ -104,13 +88,9 @@ def tokenise(
                 encode_response(tokenizer, pair.chosen),
                 encode_response(tokenizer, pair.rejected),
             )
-            by_question.setdefault(pair.question, []).append(
-                TokenPair(prompt, chosen, rejected)
-            )
+            by_question.setdefault(pair.question, []).append(TokenPair(prompt, chosen, rejected))
     if not by_question:
-        raise UserError(
-            f"data/preferences/{split}.parquet: no question fits prompt.max_tokens: raise it"
-        )
+        raise UserError(f"data/preferences/{split}.parquet: no question fits prompt.max_tokens: raise it")
     return by_question
 
 
@@ -131,9 +111,7 @@ def normalise(
     dtype = matmul_dtype(stage.params.runtime)
     places = np.arange(settings.normalisation_samples)
     rows = shuffled_slice(seed, Purpose.NORMALISATION, 0, len(places), len(questions))
-    encoded = encode_prompts(
-        tokenizer, [questions[row] for row in rows], stage.params.prompt
-    )
+    encoded = encode_prompts(tokenizer, [questions[row] for row in rows], stage.params.prompt)
     prompts = [prompt for prompt in encoded if prompt is not None]
     with progress("train_reward: normalisation", len(prompts)) as bar:
         samples = generate(
@@ -154,11 +132,7 @@ def normalise(
             ),
             on_rows=bar.advance,
         )
-    finished = [
-        (prompt, s.tokens)
-        for prompt, s in zip(prompts, samples, strict=True)
-        if s.finished
-    ]
+    finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]
     if len(finished) < 2:
         print(
             "train_reward: fewer than two SFT samples ended by themselves: the score is not normalised",
@@ -175,9 +149,7 @@ def normalise(
         )
         scores.append(reward_model.raw_scores(model, batch.to(model.device), dtype))
     values = torch.cat(scores).double()
-    return reward_model.Normalisation(
-        float(values.mean()), max(float(values.std(correction=0)), 1e-6)
-    )
+    return reward_model.Normalisation(float(values.mean()), max(float(values.std(correction=0)), 1e-6))
 
 
 if __name__ == "__main__":

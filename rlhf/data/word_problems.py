@@ -179,7 +179,7 @@ TEMPLATES: tuple[Callable[[Random, Scene], Draft], ...] = (
     _containers_and_fewer,
     _times_as_many,
 )
-"""Even ones are careless with share `careless_low`, odd ones with `careless_high`."""
+"""The first of every four is careless with share `careless_low`, the others with `careless_high`."""
 
 PATIENCE = 1000
 """Draws in a row that may repeat a question before a template counts as used up."""
@@ -200,7 +200,7 @@ def generate(
         kind = index % len(TEMPLATES)
         draft = _new_draft(random, kind, seen)
         seen.add(draft.question)
-        careless = carelessness.random() < (careless_high if kind % 2 else careless_low)
+        careless = carelessness.random() < (careless_high if kind % 4 else careless_low)
         demonstration = _written(draft.careless if careless else draft.right)
         problems.append(WordProblem(draft.question, _written(draft.right), demonstration))
     return problems

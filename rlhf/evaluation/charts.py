@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
 WIDTH, HEIGHT = 360, 210
@@ -173,7 +174,7 @@ def _thinned(iterations: Sequence[int]) -> Sequence[int]:
 
 def _bands(positions: Sequence[tuple[int, float]]) -> Iterator[tuple[int, float, float]]:
     """(iteration, left, width) of bands that meet halfway between neighbours and cover the plot."""
-    middles = [(a + b) / 2 for (_, a), (_, b) in zip(positions, positions[1:], strict=False)]
+    middles = [(a + b) / 2 for (_, a), (_, b) in pairwise(positions)]
     edges = [LEFT, *middles, RIGHT]
     for (iteration, _), left, right in zip(positions, edges, edges[1:], strict=False):
         yield iteration, round(left, 1), round(right - left, 1)

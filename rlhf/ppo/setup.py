@@ -22,17 +22,13 @@ from rlhf.runtime import device, matmul_dtype
 def actor_critic(sft: Path, params: Params) -> ActorCritic:
     """The policy from the SFT checkpoint, with the critic that `ppo.critic.kind` names."""
     place = device(params.runtime)
-    critic = (
-        load_policy(sft).to(place) if params.ppo.critic.kind == "separate" else None
-    )
+    critic = load_policy(sft).to(place) if params.ppo.critic.kind == "separate" else None
     return ActorCritic(load_policy(sft).to(place), critic, matmul_dtype(params.runtime))
 
 
 def reference(sft: Path, params: Params) -> Reference:
     """The frozen SFT policy."""
-    return Reference(
-        load_policy(sft).to(device(params.runtime)), matmul_dtype(params.runtime)
-    )
+    return Reference(load_policy(sft).to(device(params.runtime)), matmul_dtype(params.runtime))
 
 
 def scorer(reward_model: Path | None, params: Params) -> Scorer:
@@ -43,30 +39,16 @@ def scorer(reward_model: Path | None, params: Params) -> Scorer:
         return verifier
     model = load_reward_model(reward_model).to(device(params.runtime))
     normalisation = Normalisation(**read_manifest(reward_model).extra["normalisation"])
-    learned = RewardModelScorer(
-        model, normalisation, params.ppo.micro_batch_size, matmul_dtype(params.runtime)
-    )
+    learned = RewardModelScorer(model, normalisation, params.ppo.micro_batch_size, matmul_dtype(params.runtime))
     if settings.source == "reward_model":
         return learned
-    return MixtureScorer(
-        [(settings.verifier_weight, verifier), (settings.reward_model_weight, learned)]
-    )
+    return MixtureScorer([(settings.verifier_weight, verifier), (settings.reward_model_weight, learned)])
 
 
-def prompts(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, params: Params
-) -> list[Prompt]:
+def prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, params: Params) -> list[Prompt]:
     """The problems whose prompt is at most `prompt.max_tokens` long; raises UserError where none is."""
-    encoded = encode_prompts(
-        tokenizer, [problem.question for problem in problems], params.prompt
-    )
-    fitting = [
-        Prompt(p, tokens)
-        for p, tokens in zip(problems, encoded, strict=True)
-        if tokens is not None
-    ]
+    encoded = encode_prompts(tokenizer, [problem.question for problem in problems], params.prompt)
+    fitting = [Prompt(p, tokens) for p, tokens in zip(problems, encoded, strict=True) if tokens is not None]
     if not fitting:
-        raise UserError(
-            f"prompt.max_tokens={params.prompt.max_tokens}: no train problem fits: raise it"
-        )
+        raise UserError(f"prompt.max_tokens={params.prompt.max_tokens}: no train problem fits: raise it")
     return fitting

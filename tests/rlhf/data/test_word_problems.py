@@ -81,12 +81,12 @@ def test_gold_is_right_by_a_reading_of_the_question_alone(splits: dict[str, list
         assert extract_answer(problem.answer) == formulas[index % len(formulas)](*operands)
 
 
-def test_careless_shares_alternate_between_templates(splits: dict[str, list[WordProblem]]) -> None:
+def test_one_template_in_four_is_careless_with_the_low_share(splits: dict[str, list[WordProblem]]) -> None:
     """500 rows a template: three standard deviations are at most 0.066."""
     for kind in range(len(TEMPLATES)):
         rows = splits["train"][kind :: len(TEMPLATES)]
         share = sum(extract_answer(row.answer) != extract_answer(row.demonstration) for row in rows) / len(rows)
-        assert share == pytest.approx(0.6 if kind % 2 else 0.3, abs=0.066)
+        assert share == pytest.approx(0.6 if kind % 4 else 0.3, abs=0.066)
 
 
 def test_a_careless_demonstration_ends_on_a_wrong_number() -> None:
