@@ -7,6 +7,8 @@ With `sft.finetune.steps=0` the same weights go on.
 
 from __future__ import annotations
 
+from transformers import PreTrainedTokenizerBase
+
 from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.errors import UserError
@@ -30,7 +32,8 @@ def main(stage: Stage) -> None:
     tokenizer = load_tokenizer(fetched)
     model = load_policy(fetched).to(device(params.runtime))
     stage.log.log_dataset(train, "train", "training")
-    demonstrations = demonstrate(read_prepared(train), tokenizer, stage)
+    context = model.config.get_text_config().max_position_embeddings
+    demonstrations = demonstrate(read_prepared(train), tokenizer, context, stage)
     stage.log.log_metrics({"demonstrations": len(demonstrations)})
 
     with progress("finetune_sft", settings.steps) as bar:
@@ -60,16 +63,17 @@ def main(stage: Stage) -> None:
     save_checkpoint(stage.output("models/sft"), model, tokenizer, manifest)
 
 
-def demonstrate(problems: list[Problem], tokenizer, stage: Stage) -> list[Demonstration]:  # type: ignore[no-untyped-def]
-    """The problems that fit, as tokens; says how many were too long."""
+def demonstrate(
+    problems: list[Problem], tokenizer: PreTrainedTokenizerBase, context: int, stage: Stage
+) -> list[Demonstration]:
+    """The problems whose prompt and demonstration fit, as tokens; counts the others."""
     prompts = encode_prompts(tokenizer, [p.question for p in problems], stage.params.prompt)
-    limit = getattr(tokenizer, "model_max_length", 10**9)
     pairs = [
         Demonstration(prompt, encode_response(tokenizer, problem.demonstration))
         for prompt, problem in zip(prompts, problems, strict=True)
         if prompt is not None
     ]
-    fitting = [d for d in pairs if len(d.prompt) + len(d.response) <= limit]
+    fitting = [d for d in pairs if len(d.prompt) + len(d.response) <= context]
     if not fitting:
         raise UserError(f"prompt.max_tokens={stage.params.prompt.max_tokens}: no train problem fits: raise it")
     stage.log.log_metrics({"too_long": len(problems) - len(fitting)})

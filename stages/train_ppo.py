@@ -8,35 +8,20 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from pydantic.main import IncEx
 from transformers import PreTrainedTokenizerBase
 
 from rlhf import anchors
 from rlhf.data.gsm8k import read_prepared
 from rlhf.evaluation.accuracy import accuracy, evaluate_model
 from rlhf.models.actor_critic import ActorCritic, sampling_copy
-from rlhf.models.checkpoints import (
-    Manifest,
-    checkpoint_hash,
-    load_tokenizer,
-    read_manifest,
-    save_checkpoint,
-)
+from rlhf.models.checkpoints import Manifest, checkpoint_hash, load_tokenizer, read_manifest, save_checkpoint
+from rlhf.params import Params
 from rlhf.ppo import setup, state
 from rlhf.ppo.trainer import Loop, Progress, Row, train
 from rlhf.ppo.update import Learner
 from rlhf.runtime import progress
 from rlhf.stage import Stage, run_stage, write_json
 
-DECIDING: IncEx = {
-    "seed": True,
-    "runtime": True,
-    "prompt": True,
-    "verifier": True,
-    "ppo": True,
-    "evaluation": {"batch_size": True},
-}
-"""The params that decide the result, for the state's key and the manifest."""
 # fmt: off
 CURVE = (
     "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3", "approx_kl",
@@ -48,17 +33,14 @@ CURVE = (
 
 def main(stage: Stage) -> None:
     params, settings = stage.params, stage.params.ppo
-    sft, train_split = (
-        stage.input("models/sft"),
-        stage.input("data/prepared/train.parquet"),
-    )
+    sft, train_split = (stage.input("models/sft"), stage.input("data/prepared/train.parquet"))
     validation_split = stage.input("data/prepared/validation.parquet")
     reward_model = None if settings.reward.source == "verifier" else stage.input(settings.reward.reads)
     stage.log.log_dataset(train_split, "train", "training")
     stage.log.log_dataset(validation_split, "validation", "selection")
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
-    key = state.fingerprint(params.model_dump(include=DECIDING), inputs, stage.workspace)
+    key = state.fingerprint(deciding(params), inputs, stage.workspace)
     directory = anchors.state_dir() / stage.name / key
     stage.held.enter_context(state.exclusive(directory))
     stage.after_publishing(lambda: state.discard(directory))
@@ -71,6 +53,8 @@ def main(stage: Stage) -> None:
     done = state.load(directory, learner)
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
+    for row in done.rows:  # the killed run's points, so that this run has every one
+        stage.log.log_metrics(row, step=int(row["iteration"]))
 
     def validate(actor_critic: ActorCritic) -> float:
         model = sampling_copy(actor_critic.policy, actor_critic.dtype)
@@ -81,16 +65,8 @@ def main(stage: Stage) -> None:
 
         def report(row: Row) -> None:
             stage.log.log_metrics(row, step=int(row["iteration"]))
-            shown = {
-                "score": "score",
-                "kl": "kl_sequence",
-                "length": "response_length",
-                "valid": "validation_accuracy",
-            }
-            bar.advance(
-                int(row["iteration"] > 0),
-                **{name: row[key] for name, key in shown.items() if key in row},
-            )
+            shown = {"score": "score", "kl": "kl_sequence", "length": "response_length", "valid": "validation_accuracy"}
+            bar.advance(int(row["iteration"] > 0), **{name: row[key] for name, key in shown.items() if key in row})
 
         loop = Loop(
             params=params,
@@ -108,6 +84,12 @@ def main(stage: Stage) -> None:
     write_metrics(stage, done)
 
 
+def deciding(params: Params) -> dict[str, object]:
+    """The params that decide the result, for the state's key and the manifest."""
+    sections = params.model_dump(include={"seed", "runtime", "prompt", "verifier", "ppo"})
+    return sections | {"evaluation": {"batch_size": params.evaluation.batch_size}}
+
+
 def write_policy(
     stage: Stage,
     sft: Path,
@@ -123,19 +105,13 @@ def write_policy(
         **read_manifest(sft).model_dump(include={"source", "revision", "license", "stop_token"}),
         kind="policy",
         parents=parents,
-        params=stage.params.model_dump(include=DECIDING),
+        params=deciding(stage.params),
         seed=stage.params.seed,
         prompt=stage.params.prompt.model_dump(),
         extra={"best_iteration": done.best_iteration},
     )
     head = {"value_head.safetensors": learner.actor_critic.value_head.state_dict()}
-    save_checkpoint(
-        stage.output("models/policy"),
-        learner.actor_critic.policy,
-        tokenizer,
-        manifest,
-        head,
-    )
+    save_checkpoint(stage.output("models/policy"), learner.actor_critic.policy, tokenizer, manifest, head)
 
 
 def write_metrics(stage: Stage, done: Progress) -> None:
@@ -152,12 +128,7 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         table = csv.DictWriter(file, CURVE, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows({name: f"{value:.8g}" for name, value in row.items()} for row in done.rows)
-    stage.log.log_metrics(
-        {
-            "best_iteration": done.best_iteration,
-            "best_validation_accuracy": done.best_accuracy,
-        }
-    )
+    stage.log.log_metrics({"best_iteration": done.best_iteration, "best_validation_accuracy": done.best_accuracy})
     gain = "" if done.best_iteration else ": no gain over the start"
     print(f"train_ppo: best validation accuracy {done.best_accuracy:.3f} at iteration {done.best_iteration}{gain}")
 

@@ -84,10 +84,7 @@ def tokenise(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> di
     by_question: dict[str, list[TokenPair]] = {}
     for pair, prompt in zip(pairs, prompts, strict=True):
         if prompt is not None:
-            chosen, rejected = (
-                encode_response(tokenizer, pair.chosen),
-                encode_response(tokenizer, pair.rejected),
-            )
+            chosen, rejected = (encode_response(tokenizer, pair.chosen), encode_response(tokenizer, pair.rejected))
             by_question.setdefault(pair.question, []).append(TokenPair(prompt, chosen, rejected))
     if not by_question:
         raise UserError(f"data/preferences/{split}.parquet: no question fits prompt.max_tokens: raise it")
@@ -103,11 +100,7 @@ def normalise(
     questions: Sequence[str],
 ) -> reward_model.Normalisation:
     """Mean and deviation of the score over finished SFT samples at PPO's sampling settings."""
-    settings, sampling, seed = (
-        stage.params.reward_model,
-        stage.params.ppo.sampling,
-        stage.params.seed,
-    )
+    settings, sampling, seed = (stage.params.reward_model, stage.params.ppo.sampling, stage.params.seed)
     dtype = matmul_dtype(stage.params.runtime)
     places = np.arange(settings.normalisation_samples)
     rows = shuffled_slice(seed, Purpose.NORMALISATION, 0, len(places), len(questions))
@@ -123,30 +116,18 @@ def normalise(
             batch_size=sampling.batch_size,
             temperature=sampling.temperature,
             uniforms=token_uniforms(
-                seed,
-                Purpose.NORMALISATION,
-                1,
-                rows,
-                places // len(questions),
-                sampling.max_new_tokens,
+                seed, Purpose.NORMALISATION, 1, rows, places // len(questions), sampling.max_new_tokens
             ),
             on_rows=bar.advance,
         )
     finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]
     if len(finished) < 2:
-        print(
-            "train_reward: fewer than two SFT samples ended by themselves: the score is not normalised",
-            flush=True,
-        )
+        print("train_reward: fewer than two SFT samples ended by themselves: the score is not normalised", flush=True)
         return reward_model.Normalisation(0.0, 1.0)
     scores = []
     for start in range(0, len(finished), settings.micro_batch_size):
         part = finished[start : start + settings.micro_batch_size]
-        batch = pad(
-            [prompt for prompt, _ in part],
-            [tokens for _, tokens in part],
-            tokenizer.pad_token_id,
-        )
+        batch = pad([prompt for prompt, _ in part], [tokens for _, tokens in part], tokenizer.pad_token_id)
         scores.append(reward_model.raw_scores(model, batch.to(model.device), dtype))
     values = torch.cat(scores).double()
     return reward_model.Normalisation(float(values.mean()), max(float(values.std(correction=0)), 1e-6))

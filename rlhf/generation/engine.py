@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from rlhf.errors import UserError
 from rlhf.generation.sampling import next_tokens
 from rlhf.models.token_logprobs import output_logits
 
@@ -51,7 +52,10 @@ def generate(
         uniforms: (len(prompts), max_new_tokens), needed above temperature 0: row i, column t decides token t of
             response i, so that a response does not depend on its neighbours.
         on_rows: called with the number of rows that were completed.
+
+    Raises UserError where a prompt and its response may not fit the model's context.
     """
+    _check_context(model, prompts, max_new_tokens)
     samples: list[Sample | None] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     for start in range(0, len(order), batch_size):
@@ -63,6 +67,17 @@ def generate(
         if on_rows:
             on_rows(len(rows))
     return [sample for sample in samples if sample is not None]
+
+
+def _check_context(model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Positions behind the context window raise an error in some models and quietly spoil the rest."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(map(len, prompts), default=0)
+    if context is not None and longest + max_new_tokens > context:
+        raise UserError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed the model's context of {context}: "
+            "lower max_new_tokens or prompt.max_tokens"
+        )
 
 
 def _decode(

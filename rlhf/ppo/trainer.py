@@ -96,10 +96,11 @@ def train(loop: Loop, progress: Progress) -> Progress:
         lr = settings.lr * lr_share(settings, iteration)
         loop.learner.set_policy_lr(lr)
         stats = update(loop.learner, experience, settings, seed=seed, iteration=iteration, train_policy=train_policy)
-        _check_ratio(stats, actor_critic.dtype, iteration)
+        _warn(row, stats, actor_critic.dtype, iteration)
         row |= {"iteration": iteration + 1.0, "lr": lr, "kl_coef": progress.kl_coef, "grad_norm": stats.grad_norm}
         row |= stats.means() | {"first_log_ratio": stats.first_log_ratio}
-        progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
+        if train_policy:  # a policy that does not move has no KL to steer by
+            progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
         progress.iteration += 1
         if progress.iteration % settings.eval_every == 0 or progress.iteration == settings.iterations:
             row["validation_accuracy"] = loop.validate(actor_critic)
@@ -168,11 +169,16 @@ def _record(loop: Loop, progress: Progress, row: Row) -> None:
     loop.on_iteration(row)
 
 
-def _check_ratio(stats: UpdateStats, dtype: torch.dtype, iteration: int) -> None:
-    """The first minibatch sees the weights that made the old log-probabilities: its ratio must be 1."""
-    if stats.first_log_ratio > RATIO_TOLERANCE[dtype]:
-        print(
-            f"train_ppo: iteration {iteration + 1}: the first minibatch's log ratio is {stats.first_log_ratio:.2g}, "
-            "it should be 0: the policy's forward pass is not repeatable",
-            flush=True,
-        )
+def _warn(row: Row, stats: UpdateStats, dtype: torch.dtype, iteration: int) -> None:
+    """Says what makes an iteration worthless, in the iteration itself and not hours later."""
+    repeatable = stats.first_log_ratio <= RATIO_TOLERANCE[dtype]  # False for nan as well
+    alarms = {
+        "all scores are equal, the policy cannot learn from them": row["score_std"] == 0,
+        "every response was cut off: raise ppo.sampling.max_new_tokens": row["cut_off"] == 1,
+        # The first minibatch sees the weights that made the old log-probabilities: its ratio must be 1.
+        f"the first minibatch's log ratio is {stats.first_log_ratio:.2g}, not 0: "
+        "the policy's forward pass is not repeatable": not repeatable,
+    }
+    for text, holds in alarms.items():
+        if holds:
+            print(f"train_ppo: iteration {iteration + 1}: {text}", flush=True)

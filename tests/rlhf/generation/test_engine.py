@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rlhf.errors import UserError
 from rlhf.generation.engine import Sample, generate
 from rlhf.streams import Purpose, token_uniforms
 from tests.tiny_models import ARCHITECTURES, EOS, PAD, random_tokens, tiny_model
@@ -109,3 +110,10 @@ def test_all_rows_are_reported_and_no_prompts_give_no_samples() -> None:
 def test_the_pad_token_is_never_attended_to() -> None:
     model, prompts = tiny_model("gpt2"), random_tokens(LENGTHS)
     assert sampled(model, prompts, pad_id=PAD) == sampled(model, prompts, pad_id=37)
+
+
+def test_a_response_that_may_leave_the_context_is_refused() -> None:
+    model = tiny_model()
+    context = model.config.max_position_embeddings
+    with pytest.raises(UserError, match=f"context of {context}: lower max_new_tokens"):
+        generate(model, [[5] * 10], stop_ids=[7], pad_id=0, max_new_tokens=context - 9, batch_size=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf.models.actor_critic import ActorCritic
-from rlhf.ppo.trainer import Progress, _check_ratio, lr_share, train
+from rlhf.ppo.trainer import Progress, _warn, lr_share, train
 from rlhf.ppo.update import UpdateStats
 from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
 
@@ -176,9 +176,25 @@ def test_every_iteration_takes_the_next_prompts() -> None:
     assert len(set(seen[:40])) == 20
 
 
-def test_a_ratio_that_is_not_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    _check_ratio(UpdateStats(first_log_ratio=5e-5), torch.float32, 3)
-    _check_ratio(UpdateStats(first_log_ratio=2e-2), torch.bfloat16, 3)
-    assert capsys.readouterr().out == ""
-    _check_ratio(UpdateStats(first_log_ratio=2e-4), torch.float32, 3)
-    assert "iteration 4" in capsys.readouterr().out
+HEALTHY = {"score_std": 0.5, "cut_off": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "ratio", "dtype", "told"),
+    [
+        ({}, 5e-5, torch.float32, ""),
+        ({}, 2e-2, torch.bfloat16, ""),
+        ({}, 2e-4, torch.float32, "log ratio"),
+        ({}, float("nan"), torch.float32, "log ratio"),
+        ({"score_std": 0.0}, 0.0, torch.float32, "all scores are equal"),
+        ({"cut_off": 1.0}, 0.0, torch.float32, "ppo.sampling.max_new_tokens"),
+    ],
+)
+def test_a_worthless_iteration_is_told(
+    row: dict[str, float], ratio: float, dtype: torch.dtype, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _warn(HEALTHY | row, UpdateStats(first_log_ratio=ratio), dtype, 3)
+    out = capsys.readouterr().out
+    assert told in out
+    assert ("iteration 4" in out) == bool(told)
+    assert out.count("\n") == bool(told)
