@@ -1,0 +1,8 @@
+"""The library. What the numerical libraries read when they are loaded is set here, before any of them is."""
+
+import os
+
+# Threads that wait sleep rather than spin: beside other work on the same cores, spinning made a step six times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# cuBLAS is reproducible only with a fixed workspace.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -7,6 +7,7 @@ Docs are for people.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,8 @@ def _excerpt(question: str) -> str:
 
 
 def _write_docs(context: EphemeralDataContext, docs: Path) -> None:
+    # Pages that cannot be written (a full disk) it logs with a hundred lines each; the outputs' own error is told.
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
     context.add_data_docs_site(
         "prepared",
         {
