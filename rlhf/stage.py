@@ -116,6 +116,8 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
 def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:
     """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage)."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         _run(name, main, sys.argv[1:] if arguments is None else arguments)
     except UserError as error:
@@ -148,7 +150,7 @@ def _staging(workspace: Path, name: str) -> Iterator[Path]:
     """A fresh directory on the workspace's file system, so that a rename into place is atomic."""
     partial = workspace / ".partial"
     partial.mkdir(exist_ok=True)
-    staging = Path(mkdtemp(prefix=f"{name}-", dir=partial))
+    staging = Path(mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=partial))  # `make gc` looks for the process
     try:
         yield staging
     finally:

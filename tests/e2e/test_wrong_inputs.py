@@ -180,6 +180,27 @@ def test_a_full_disk(small_disk: Path, environ: dict[str, str], stage: str) -> N
     assert "No space left on device" in line
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_libraries_are_loading(
+    workspace: Path, environ: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    compose(workspace)
+    child = start("stages.train_ppo", workspace, environ | {"PYTHONPATH": str(tmp_path)})
+    assert child.stdout is not None
+    assert child.stdout.readline() == "loading\n"
+    child.send_signal(number)
+    _, error = child.communicate(timeout=workspaces.PATIENCE_SECONDS)
+    assert child.returncode == 1
+    assert one_line(error, "stages.train_ppo", workspace) == "interrupted while loading: nothing was written"
+
+
+def start(module: str, workspace: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
+    command, pipe = ["python", "-m", module], subprocess.PIPE
+    return subprocess.Popen(command, cwd=workspace, env=environ, text=True, stdout=pipe, stderr=pipe)
+
+
 def test_ctrl_c(workspace: Path, environ: dict[str, str]) -> None:
     compose(workspace, "sft.finetune.steps=1000000")
     params = config.load((), workspace / "params.yaml")
@@ -189,11 +210,7 @@ def test_ctrl_c(workspace: Path, environ: dict[str, str]) -> None:
     gsm8k.write_prepared(workspace / "data/prepared/train.parquet", gsm8k.prepare(params.data)["train"])
     before = outputs(workspace)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
-    command = ["python", "-m", "stages.finetune_sft"]
-    child = subprocess.Popen(
-        command, cwd=workspace, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    child = start("stages.finetune_sft", workspace, environ)
     assert child.stdout is not None
     assert "loss" in child.stdout.readline()  # it is training
     child.send_signal(signal.SIGINT)

@@ -50,6 +50,25 @@ def test_a_question_reaches_the_policy_as_it_is_written(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == ["-m", "rlhf.ask", "--", question]
 
 
+def test_gc_leaves_what_a_stage_is_writing(tmp_path: Path) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "dvc").symlink_to("/bin/true")
+    (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
+    (tmp_path / "requirements.lock").touch()
+    (tmp_path / ".venv" / ".installed").touch()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
+        (tmp_path / ".partial" / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
+    assert make("gc", directory=tmp_path).returncode == 0
+    assert [path.name for path in (tmp_path / ".partial").iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
+    (tmp_path / ".partial" / f"train_ppo-{os.getpid()}-a_1").rename(tmp_path / ".partial" / f"e-{ended.pid}-c")
+    assert make("gc", directory=tmp_path).returncode == 0
+    assert make("gc", directory=tmp_path).returncode == 0
+    assert list((tmp_path / ".partial").iterdir()) == []
+
+
 def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
     (tmp_path / "requirements.lock").touch()

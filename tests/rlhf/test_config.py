@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,7 +173,7 @@ def test_a_missing_file_says_how_to_write_it(tmp_path):
 @pytest.mark.parametrize("text", ["1e-5", "'1e-5'", "1.0e-05"])
 def test_a_small_number_in_the_file_is_a_number_however_it_is_written(tmp_path, text):
     path = tmp_path / "params.yaml"
-    path.write_text(COMMITTED.read_text().replace("lr: 0.0003", f"lr: {text}"))
+    path.write_text(re.sub(r"(?m)^(ppo:(?:\n .*)*?\n  lr:).*", rf"\g<1> {text}", COMMITTED.read_text()))
     assert config.load((), path).ppo.lr == 1e-5
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -29,13 +31,11 @@ def _torch_as_it_was():
 
 
 @pytest.mark.usefixtures("_torch_as_it_was")
-def test_configure_fixes_threads_kernels_and_seed(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+def test_configure_fixes_threads_kernels_and_seed():
     runtime.configure(settings(threads=1, deterministic=True), seed=5)
     first = torch.rand(3)
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
     runtime.configure(settings(threads=2, deterministic=False), seed=5)
     assert torch.get_num_threads() == 2
@@ -154,3 +154,10 @@ def test_a_terminal_gets_a_live_bar(monkeypatch):
     assert "\x1b[" in shown
     for part in ("train", "4/4", "loss 0.25"):
         assert part in shown
+
+
+def test_the_library_sets_what_torch_reads_when_it_is_loaded():
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "CUBLAS_"))}
+    program = "import rlhf, os; print(os.environ['OMP_WAIT_POLICY'], os.environ['CUBLAS_WORKSPACE_CONFIG'])"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["PASSIVE", ":4096:8"]
