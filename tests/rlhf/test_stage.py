@@ -291,6 +291,15 @@ def test_an_announced_output_that_was_not_written_changes_nothing(workspace, log
     assert outputs() == OLD
 
 
+@pytest.fixture
+def _foreground():
+    """The handlers of a foreground process: a background job inherits an ignored SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_foreground")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_changes_nothing(workspace, log, capsys, number):
     def main(stage: Stage) -> None:
