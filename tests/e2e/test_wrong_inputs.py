@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -180,25 +181,38 @@ def test_a_full_disk(small_disk: Path, environ: dict[str, str], stage: str) -> N
     assert "No space left on device" in line
 
 
+@contextmanager
+def started(module: str, workspace: Path, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The module as a process, which does not outlive the block."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
+    command, pipe = ["python", "-m", module], subprocess.PIPE
+    child = subprocess.Popen(command, cwd=workspace, env=environ, text=True, stdout=pipe, stderr=pipe)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def end_of(child: subprocess.Popen[str], after: str, number: signal.Signals) -> tuple[int, str]:
+    """Sends the signal once the child has printed a line with `after`; returns exit code and standard error."""
+    assert child.stdout is not None
+    assert after in child.stdout.readline()
+    child.send_signal(number)
+    _, error = child.communicate(timeout=workspaces.PATIENCE_SECONDS)
+    return child.returncode, error
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_libraries_are_loading(
     workspace: Path, environ: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
     compose(workspace)
-    child = start("stages.train_ppo", workspace, environ | {"PYTHONPATH": str(tmp_path)})
-    assert child.stdout is not None
-    assert child.stdout.readline() == "loading\n"
-    child.send_signal(number)
-    _, error = child.communicate(timeout=workspaces.PATIENCE_SECONDS)
-    assert child.returncode == 1
+    with started("stages.train_ppo", workspace, environ | {"PYTHONPATH": str(tmp_path)}) as child:
+        code, error = end_of(child, "loading", number)
+    assert code == 1
     assert one_line(error, "stages.train_ppo", workspace) == "interrupted while loading: nothing was written"
-
-
-def start(module: str, workspace: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
-    command, pipe = ["python", "-m", module], subprocess.PIPE
-    return subprocess.Popen(command, cwd=workspace, env=environ, text=True, stdout=pipe, stderr=pipe)
 
 
 def test_ctrl_c(workspace: Path, environ: dict[str, str]) -> None:
@@ -209,12 +223,8 @@ def test_ctrl_c(workspace: Path, environ: dict[str, str]) -> None:
     sources.fetch("tiny:", workspace / "models/fetched", tiny=params.sft.tiny, seed=0)
     gsm8k.write_prepared(workspace / "data/prepared/train.parquet", gsm8k.prepare(params.data)["train"])
     before = outputs(workspace)
-
-    child = start("stages.finetune_sft", workspace, environ)
-    assert child.stdout is not None
-    assert "loss" in child.stdout.readline()  # it is training
-    child.send_signal(signal.SIGINT)
-    _, error = child.communicate(timeout=workspaces.PATIENCE_SECONDS)
-    assert (child.returncode, error) == (1, "finetune_sft: interrupted: nothing half-written is left\n")
+    with started("stages.finetune_sft", workspace, environ) as child:
+        ended = end_of(child, "loss", signal.SIGINT)  # at its first line of progress
+    assert ended == (1, "finetune_sft: interrupted: nothing half-written is left\n")
     assert outputs(workspace) == before
     assert not list(workspace.glob(".partial/*"))
