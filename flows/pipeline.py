@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        config.compose(arguments)
+        config.check_sources(config.compose(arguments), anchors.CHECKOUT)
         print(_run(list(arguments)))
         return 0
     except UserError as error:

@@ -117,6 +117,14 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     return raw
 
 
+def check_sources(raw: dict[str, Any], workspace: Path) -> None:
+    """Raises UserError where a directory that the params read from is missing; DVC would not name the key."""
+    for key, content in (("data", "train.jsonl and test.jsonl"), ("sft", "a checkpoint")):
+        reads = raw[key]["reads"]
+        if not (workspace / reads).exists():
+            raise UserError(f"{key}.reads={reads} is missing: name the directory with {content}")
+
+
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     """Writes `raw` as `dvc exp run -S` does, byte for byte, atomically; leaves an equal file alone."""
     from omegaconf import OmegaConf

@@ -142,6 +142,8 @@ def test_an_unexpected_error_is_one_line_and_a_file(
     def broken(_overrides: list[str]) -> str:
         raise ZeroDivisionError("division by zero\nand more")
 
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "nothing").touch()
     monkeypatch.setattr(command_line, "_run", broken)
     monkeypatch.setattr(anchors, "CHECKOUT", tmp_path)
     assert command_line.main(["scale=smoke"]) == 1

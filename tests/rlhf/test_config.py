@@ -299,3 +299,12 @@ def test_a_fault_with_a_line_break_is_told_in_one_line(tmp_path):
     done = run("check", "prompt.template='a\nb'", directory=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("key", "others"), [("data", "sft"), ("sft", "data")])
+def test_a_source_that_is_missing_is_named(tmp_path, key, others):
+    raw = {key: {"reads": "there"}, others: {"reads": "."}}
+    with pytest.raises(UserError, match=rf"^{key}\.reads=there is missing: name the directory with"):
+        config.check_sources(raw, tmp_path)
+    (tmp_path / "there").mkdir()
+    config.check_sources(raw, tmp_path)
