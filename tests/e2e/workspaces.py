@@ -15,9 +15,13 @@ PATIENCE_SECONDS = 300
 
 
 def copy_checkout(place: Path) -> Path:
-    """Copies what git knows or would add, so that edits count before they are committed."""
+    """Copies what git knows or would add, so that edits count before they are committed; not what a run here left."""
     listing = subprocess.run(
-        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-coz", "--exclude-standard", "--exclude=/dvc.lock"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     for name in listing.stdout.split("\0"):
         if name and (ROOT / name).is_file():
