@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,10 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
         raise UsageError(f"{path}: holds a list instead of keys: write it with python -m rlhf.config compose")
     origin = " with ".join([str(path), *([" ".join(overrides)] if overrides else [])])
     try:
-        for key, value in _follow_sources(dict(map(_parse, overrides))).items():
+        overridden = dict(map(_parse, overrides))
+        for key, value in overridden.items():
+            OmegaConf.update(config, key, value)
+        for key, value in _paths_read(config, overridden).items():
             OmegaConf.update(config, key, value)
         raw = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
@@ -82,15 +85,19 @@ def _parse(override: str) -> tuple[str, Any]:
     return parsed.key_or_group, parsed.value()
 
 
-def _follow_sources(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Sets `reads` after an overridden `source`, so that one override is enough on a stage's command line."""
+def _paths_read(config: Any, overridden: Mapping[str, Any]) -> dict[str, str]:
+    """The `reads` keys that follow from overridden keys, so that one override is enough on a stage's command line."""
+    from omegaconf import OmegaConf
+
     reads = {}
-    if "ppo.reward.source" in overrides:
-        reads["ppo.reward.reads"] = NOTHING if overrides["ppo.reward.source"] == "verifier" else REWARD_MODEL_PATH
-    if "sft.source" in overrides:
-        source = str(overrides["sft.source"])
+    users = {"ppo.reward.source": "verifier", "ppo.critic.start": "sft", "ppo.selection": "verifier"}
+    if users.keys() & overridden.keys():
+        idle = all(OmegaConf.select(config, key) == without for key, without in users.items())
+        reads["ppo.reward.reads"] = NOTHING if idle else REWARD_MODEL_PATH
+    if "sft.source" in overridden:
+        source = str(overridden["sft.source"])
         reads["sft.reads"] = source if is_directory(source) else NOTHING
-    return overrides | {key: value for key, value in reads.items() if key not in overrides}
+    return {key: path for key, path in reads.items() if key not in overridden}
 
 
 def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, Any]:

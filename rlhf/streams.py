@@ -29,6 +29,8 @@ class Purpose(IntEnum):
     SHUFFLE_DEMONSTRATIONS = 6
     SHUFFLE_PAIRS = 7
     SHUFFLE_QUESTIONS = 8
+    SHUFFLE_PTX = 9
+    CURRICULUM = 10
 
 
 def philox(

@@ -31,11 +31,11 @@ SECTIONS = {
     "prepare_data": ("data",),
     "fetch_sft": ("seed", "sft.source", "sft.tiny"),
     "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
-    "collect_preferences": ("preferences", "prompt", "runtime", "seed", "verifier"),
+    "collect_preferences": ("ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
     "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
-    "train_ppo": ("evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
-    "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "prompt", "runtime", "verifier"),
-    "register": ("ppo.sampling.max_new_tokens", "registry"),
+    "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
+    "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
+    "register": ("ppo.sampling.max_new_tokens", "ppo.sampling.stop", "registry"),
 }
 """The params that a stage's run shows: those that it depends on in `dvc.yaml`."""
 

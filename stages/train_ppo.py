@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf import anchors
 from rlhf.data.gsm8k import read_prepared
-from rlhf.evaluation.accuracy import accuracy, evaluate_model
-from rlhf.models.actor_critic import ActorCritic, sampling_copy
 from rlhf.models.checkpoints import Manifest, checkpoint_hash, load_tokenizer, read_manifest, save_checkpoint
-from rlhf.params import Params
+from rlhf.params import NOTHING, Params
 from rlhf.ppo import setup, state
-from rlhf.ppo.trainer import Loop, Progress, Row, train
+from rlhf.ppo.metrics import Row
+from rlhf.ppo.trainer import Loop, Progress, train
 from rlhf.ppo.update import Learner
 from rlhf.runtime import progress
 from rlhf.stage import Stage, run_stage, write_json
@@ -26,7 +25,7 @@ from rlhf.stage import Stage, run_stage, write_json
 CURVE = (
     "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3", "approx_kl",
     "clip_fraction", "policy_loss", "value_loss", "explained_variance", "entropy", "response_length", "cut_off", "lr",
-    "kl_coef", "mismatch",
+    "kl_coef", "mismatch", "importance", "cut_mass", "ptx_loss", "steps", "validation_score",
 )
 # fmt: on
 
@@ -35,7 +34,7 @@ def main(stage: Stage) -> None:
     params, settings = stage.params, stage.params.ppo
     sft, train_split = (stage.input("models/sft"), stage.input("data/prepared/train.parquet"))
     validation_split = stage.input("data/prepared/validation.parquet")
-    reward_model = None if settings.reward.source == "verifier" else stage.input(settings.reward.reads)
+    reward_model = None if settings.reward.reads == NOTHING else stage.input(settings.reward.reads)
     stage.log.log_dataset(train_split, "train", "training")
     stage.log.log_dataset(validation_split, "validation", "selection")
 
@@ -49,17 +48,14 @@ def main(stage: Stage) -> None:
     problems, validation = read_prepared(train_split), read_prepared(validation_split)
     prompts = setup.prompts(problems, tokenizer, params)
     stage.log.log_metrics({"too_long": len(problems) - len(prompts)})
-    learner = Learner(setup.actor_critic(sft, params), settings)
+    learner = Learner(setup.actor_critic(sft, reward_model, params), settings)
     done = state.load(directory, learner)
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
     for row in done.rows:  # the killed run's points, so that this run has every one
         stage.log.log_metrics(row, step=int(row["iteration"]))
 
-    def validate(actor_critic: ActorCritic) -> float:
-        model = sampling_copy(actor_critic.policy, actor_critic.dtype)
-        return accuracy(evaluate_model(model, tokenizer, validation, params))
-
+    judge = setup.selection_scorer(reward_model, params)
     with progress(stage.name, settings.iterations) as bar:
         bar.advance(done.iteration)
 
@@ -75,7 +71,8 @@ def main(stage: Stage) -> None:
             scorer=setup.scorer(reward_model, params),
             tokenizer=tokenizer,
             prompts=prompts,
-            validate=validate,
+            demonstrations=setup.demonstrations(prompts, tokenizer) if settings.ptx_coef else [],
+            validate=setup.validation(validation, tokenizer, judge, params),
             on_iteration=report,
             save=lambda now: state.save(directory, learner, now),
         )
@@ -116,11 +113,12 @@ def write_policy(
 
 def write_metrics(stage: Stage, done: Progress) -> None:
     """Metrics, the curve, and a line for people."""
+    best = validated(done.rows[done.best_iteration])
     metrics = {
         "iterations": done.iteration,
         "best_iteration": done.best_iteration,
-        "best": {"validation_accuracy": round(done.best_accuracy, 6)},
-        "initial": {"validation_accuracy": round(done.rows[0]["validation_accuracy"], 6)},
+        "best": best,
+        "initial": validated(done.rows[0]),
         "final": {name: round(value, 6) for name, value in done.rows[-1].items() if value == value},
     }
     write_json(stage.output("metrics/ppo.json"), metrics)
@@ -128,9 +126,15 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         table = csv.DictWriter(file, CURVE, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows({name: f"{value:.8g}" for name, value in row.items()} for row in done.rows)
-    stage.log.log_metrics({"best_iteration": done.best_iteration, "best_validation_accuracy": done.best_accuracy})
+    accuracy = best["validation_accuracy"]
+    stage.log.log_metrics({"best_iteration": done.best_iteration, "best_validation_accuracy": accuracy})
     gain = "" if done.best_iteration else ": no gain over the start"
-    print(f"train_ppo: best validation accuracy {done.best_accuracy:.3f} at iteration {done.best_iteration}{gain}")
+    print(f"train_ppo: best validation accuracy {accuracy:.3f} at iteration {done.best_iteration}{gain}")
+
+
+def validated(row: Row) -> dict[str, float]:
+    """What a validation saw."""
+    return {name: round(value, 6) for name, value in row.items() if name.startswith("validation_")}
 
 
 if __name__ == "__main__":

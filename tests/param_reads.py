@@ -49,7 +49,7 @@ def leaf_keys(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[s
 
 def section_prefixes(section: type[BaseModel] = Params, prefix: str = "") -> dict[str, str]:
     """The dotted prefix of the keys of every section's class."""
-    found = {f"{SCHEMA}.{section.__name__}": prefix}
+    found = {f"{section.__module__}.{section.__name__}": prefix}
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found |= section_prefixes(info.annotation, f"{prefix}{name}.")
@@ -103,7 +103,7 @@ def units(root: Path) -> dict[str, Unit]:
     types = {_mypy_position(node): kind for node, kind in build(sources, _options()).types.items()}
     found: dict[str, Unit] = {}
     for source in sources:
-        if source.module != SCHEMA:
+        if not f"{source.module}.".startswith(f"{SCHEMA}."):
             found |= _units_of(source.module, ast.parse(source.text or ""), types)
     return found
 

@@ -47,7 +47,7 @@ def test_reads_are_told_apart_by_the_section_they_come_from(tmp_path: Path):
     for package in ("rlhf", "stages"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    shutil.copy(ROOT / "rlhf" / "params.py", tmp_path / "rlhf")
+    shutil.copytree(ROOT / "rlhf" / "params", tmp_path / "rlhf" / "params")
     (tmp_path / "rlhf" / "code.py").write_text(CODE)
     (tmp_path / "stages" / "other.py").write_text("def f(lr: float) -> float:\n    return lr\n" * 9)
     caps = {f"data.max_{split}" for split in ("train", "validation", "gate", "test")}

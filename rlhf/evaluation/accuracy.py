@@ -35,10 +35,15 @@ class Graded:
     """`verifier.method` found a number in the response."""
     finished: bool
     """The response ended by itself, not at the length limit."""
-    length: int
-    """Response tokens, end-of-sequence included."""
+    tokens: list[int]
+    """Response tokens, end-of-sequence included; none where the prompt was too long."""
     too_long: bool
     """The prompt exceeds `prompt.max_tokens`: nothing was decoded, and the problem counts as wrong."""
+
+    @property
+    def length(self) -> int:
+        """Response tokens, end-of-sequence included."""
+        return len(self.tokens)
 
     @property
     def cut_off(self) -> bool:
@@ -112,7 +117,7 @@ def _too_long(question: str, gold: str) -> Graded:
         flexible=False,
         parsed=False,
         finished=False,
-        length=0,
+        tokens=[],
         too_long=True,
     )
 
@@ -130,6 +135,6 @@ def _graded(question: str, gold: str, sample: Sample, tokenizer: PreTrainedToken
         flexible=right["flexible"],
         parsed=extract_answer(response, method) is not None,
         finished=sample.finished,
-        length=len(sample.tokens),
+        tokens=sample.tokens,
         too_long=False,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf.models.batches import TokenBatch
 from rlhf.models.token_logprobs import token_logprobs
@@ -38,12 +40,22 @@ def final_hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype) 
 
 
 def action_logprobs(
-    model: PreTrainedModel, hidden: Tensor, batch: TokenBatch, temperature: float, dtype: torch.dtype
+    model: PreTrainedModel,
+    hidden: Tensor,
+    batch: TokenBatch,
+    temperature: float,
+    dtype: torch.dtype,
+    kept: Tensor | None = None,
 ) -> PolicyLogprobs:
-    """Log-probabilities and entropies of the response actions, from final hidden states (B, T, D)."""
+    """Log-probabilities and entropies of the response actions, from final hidden states (B, T, D).
+
+    With `kept` (B, T-1, K) the distribution is renormalised over these token ids (-1 is none).
+    """
     mask = batch.mask
+    among = None if kept is None else kept[mask]
     with torch.autocast(hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
-        chosen, entropies = token_logprobs(model, hidden[:, :-1][mask], batch.tokens[:, 1:][mask], temperature)
+        targets = batch.tokens[:, 1:][mask]
+        chosen, entropies = token_logprobs(model, hidden[:, :-1][mask], targets, temperature, kept=among)
     return PolicyLogprobs(_scatter(chosen, mask), _scatter(entropies, mask))
 
 
@@ -61,6 +73,12 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
+    @torch.no_grad()
+    def start_from(self, weight: Tensor, mean: float, std: float) -> None:
+        """Begins with (weight . hidden - mean) / std as the value; `weight` (1, D)."""
+        self.linear.weight.copy_(weight / std)
+        self.linear.bias.fill_(-mean / std)
+
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Float32 (B, T-1) values, read at the hidden state of token t before action t; 0 off the mask."""
         return _scatter(self.linear(hidden[:, :-1][mask].float()).squeeze(-1), mask)
@@ -69,7 +87,7 @@ class ValueHead(nn.Module):
 class ActorCritic(nn.Module):
     """A policy with its critic.
 
-    With `critic=None` the value head reads the policy's trunk; otherwise it reads the trunk of a model of its own.
+    With `critic=None` the value head reads the policy's trunk; otherwise `critic` is the trunk that it reads.
     Dropout stays off: the ratio of the first minibatch must be 1.
     """
 
@@ -81,26 +99,55 @@ class ActorCritic(nn.Module):
         self.dtype = dtype
         self.eval()
 
-    def forward(self, batch: TokenBatch, temperature: float, train_policy: bool = True) -> Actions:
+    def forward(
+        self, batch: TokenBatch, temperature: float, train_policy: bool = True, kept: Tensor | None = None
+    ) -> Actions:
         """Log-probabilities, entropies and values of the batch's actions.
 
         With `train_policy=False` the policy gets no gradient, neither from its own loss nor through the value head.
+        `kept` (B, T-1, K), padded with -1, are the tokens that each action was drawn from, where not from all.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and train_policy):
             hidden = final_hidden(self.policy, batch, self.dtype)
-            actions = action_logprobs(self.policy, hidden, batch, temperature, self.dtype)
+            actions = action_logprobs(self.policy, hidden, batch, temperature, self.dtype, kept)
         if self.critic is not None:
             hidden = final_hidden(self.critic, batch, self.dtype)
         return Actions(*actions, values=self.value_head(hidden, batch.mask))
 
+    def policy_logprobs(self, batch: TokenBatch, temperature: float) -> PolicyLogprobs:
+        """Log-probabilities and entropies of the batch's actions, without values."""
+        hidden = final_hidden(self.policy, batch, self.dtype)
+        return action_logprobs(self.policy, hidden, batch, temperature, self.dtype)
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What training changes, by name."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
     def optimised(self, policy_lr: float, critic_lr: float) -> list[list[dict[str, object]]]:
         """Parameter groups, one list for each optimiser: one if the trunk is shared, else policy's and critic's."""
-        policy = {"params": list(self.policy.parameters()), "lr": policy_lr, "role": "policy"}
-        critic = {"params": list(self.value_head.parameters()), "lr": critic_lr, "role": "critic"}
+        policy = {"params": _trained(self.policy), "lr": policy_lr, "role": "policy"}
+        critic = {"params": _trained(self.value_head), "lr": critic_lr, "role": "critic"}
         if self.critic is None:
             return [[policy, critic]]
-        trunk = {"params": list(self.critic.base_model.parameters()), "lr": critic_lr, "role": "critic"}
+        trunk = {"params": _trained(self.critic), "lr": critic_lr, "role": "critic"}
         return [[policy], [trunk, critic]]
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """Computes the activations of every decoder layer again in the backward pass (Chen et al., 2016).
+
+    The layers do so in training mode only; what is inside them stays in evaluation mode, without dropout.
+    """
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and part.supports_gradient_checkpointing:
+            part.gradient_checkpointing_enable({"use_reentrant": False})
+    for part in model.modules():
+        if isinstance(part, GradientCheckpointingLayer):
+            part.training = True
 
 
 class Reference:
@@ -111,10 +158,10 @@ class Reference:
         self._dtype = dtype
 
     @torch.no_grad()
-    def logprobs(self, batch: TokenBatch, temperature: float) -> Tensor:
-        """Float32 (B, T-1) log-probabilities of the batch's actions, 0 off the mask."""
+    def logprobs(self, batch: TokenBatch, temperature: float, kept: Tensor | None = None) -> Tensor:
+        """Float32 (B, T-1) log-probabilities of the batch's actions, among `kept` if given; 0 off the mask."""
         hidden = final_hidden(self._model, batch, self._dtype)
-        return action_logprobs(self._model, hidden, batch, temperature, self._dtype).logprobs
+        return action_logprobs(self._model, hidden, batch, temperature, self._dtype, kept).logprobs
 
 
 def sampling_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

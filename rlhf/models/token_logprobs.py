@@ -25,7 +25,12 @@ def output_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def token_logprobs(
-    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int = CHUNK
+    model: PreTrainedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of its distribution, both float32 (N,).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from rlhf.params import Kl
 
 LARGEST_ERROR = 0.2
+KlForm = Literal["k1", "k2", "k3", "ratio_k1", "ratio_k3"]
 
 
 class KlEstimates(NamedTuple):
@@ -28,6 +29,22 @@ def estimates(logprobs: Tensor, ref_logprobs: Tensor) -> KlEstimates:
     """
     log_ratio = logprobs - ref_logprobs
     return KlEstimates(log_ratio, 0.5 * log_ratio.square(), torch.expm1(-log_ratio) + log_ratio)
+
+
+def kl_losses(form: KlForm, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Per-action KL for the policy's loss, where gradients flow through `logprobs` alone; any shape.
+
+    With w = exp(logprobs - old_logprobs): `ratio_k1` = w k1 and `ratio_k3` = w k3, differentiated through both factors,
+    have the reverse KL's gradient in each state, on-policy and off; its effect on later states is left out. `k2` has
+    it on-policy alone. `k3` (GRPO's, Shao et al., 2024, eq. 4) has the forward KL's. `k1` by itself has a gradient of
+    mean zero: params refuse it.
+    """
+    kl = estimates(logprobs, ref_logprobs)
+    if form == "k2":
+        return kl.k2
+    if form == "k3":
+        return kl.k3
+    return torch.exp(logprobs - old_logprobs) * (kl.k1 if form == "ratio_k1" else kl.k3)
 
 
 def next_coef(coef: float, kl: float, sequences: int, settings: Kl) -> float:

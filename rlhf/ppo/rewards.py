@@ -69,6 +69,15 @@ def task_scores(scores: Tensor, finished: Tensor, settings: Reward) -> Tensor:
     return torch.where(finished, scores.clamp(-settings.clip, settings.clip), settings.cut_off_score)
 
 
+def whiten_scores(scores: Tensor) -> Tensor:
+    """(B,) scores over their population deviation, with their mean kept; as they are where none differs.
+
+    The mean is kept because it is what tells a good iteration from a bad one (Ziegler et al., 2019).
+    """
+    mean, std = scores.mean(), scores.std(correction=0)
+    return scores if float(std) == 0 else (scores - mean) / std + mean
+
+
 def token_rewards(scores: Tensor, kl: Tensor, batch: TokenBatch, coef: float) -> Tensor:
     """(B, T-1) -coef k1 on every response action, and the score (B,) on the last one."""
     rewards = -coef * kl * batch.mask

@@ -17,9 +17,10 @@ from rlhf.data.prompts import decode_response
 from rlhf.generation.engine import generate
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, micro_batches, pad
-from rlhf.params import Sampling
+from rlhf.params import Ppo, Sampling
 from rlhf.ppo.advantages import gae, moments, whiten
-from rlhf.ppo.kl import KlEstimates, estimates
+from rlhf.ppo.kl import estimates
+from rlhf.ppo.losses import importance_weights
 from rlhf.ppo.rewards import token_rewards
 from rlhf.streams import Purpose, token_uniforms
 
@@ -33,24 +34,46 @@ class Prompt:
 
 
 class Rollout(NamedTuple):
-    """Sampled responses: tokens, texts, (B,) whether each finished, and the sampler's log-probabilities (B, T-1)."""
+    """Sampled responses.
+
+    Attributes:
+        batch: prompts and responses as tokens.
+        problems, texts: the problem and the decoded response of each row.
+        finished: (B,) whether the response ended by itself.
+        sampler_logprobs: float32 (B, T-1), 0 off the response mask.
+        cut_mass: mean probability that top-p and top-k cut off, 0 without them.
+        kept: int (B, T-1, K) ids that each token was drawn from, padded with -1; None where all of the distribution
+            counts.
+    """
 
     batch: TokenBatch
     problems: list[Problem]
     texts: list[str]
     finished: Tensor
     sampler_logprobs: Tensor
+    cut_mass: float = 0.0
+    kept: Tensor | None = None
 
 
 class Experience(NamedTuple):
-    """What the update reads; every tensor but the batch is float32 (B, T-1) and 0 off the response mask."""
+    """What the update reads; but for batch and `kept` every tensor is float32 (B, T-1) and 0 off the response mask.
+
+    Attributes:
+        logprobs, values: of the policy that sampled, in the trainer's precision.
+        ref_logprobs: the reference's.
+        advantages, returns: of each action.
+        weights: what a token's policy loss counts, for a sampler that differs from the trainer; else 1.
+        kept: see Rollout.
+    """
 
     batch: TokenBatch
     logprobs: Tensor
+    ref_logprobs: Tensor
     values: Tensor
     advantages: Tensor
     returns: Tensor
-    kl: KlEstimates
+    weights: Tensor
+    kept: Tensor | None = None
 
     def select(self, rows: Tensor) -> Experience:
         """The rows, cut to their own longest length."""
@@ -63,10 +86,12 @@ class Experience(NamedTuple):
         return Experience(
             batch=batch,
             logprobs=cut(self.logprobs),
+            ref_logprobs=cut(self.ref_logprobs),
             values=cut(self.values),
             advantages=cut(self.advantages),
             returns=cut(self.returns),
-            kl=KlEstimates(*map(cut, self.kl)),
+            weights=cut(self.weights),
+            kept=None if self.kept is None else cut(self.kept),
         )
 
 
@@ -111,14 +136,21 @@ def sample(
 
 @torch.no_grad()
 def evaluate_actions(
-    actor_critic: ActorCritic, reference: Reference, batch: TokenBatch, temperature: float, micro_batch_size: int
+    actor_critic: ActorCritic,
+    reference: Reference,
+    batch: TokenBatch,
+    temperature: float,
+    micro_batch_size: int,
+    kept: Tensor | None = None,
 ) -> tuple[Actions, Tensor]:
     """Log-probabilities, entropies and values of all actions, and the reference's log-probabilities, (B, T-1) each."""
     width = batch.tokens.shape[1] - 1
     columns: list[list[Tensor]] = [[], [], [], []]
     for rows in micro_batches(torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
         part = batch.select(rows)
-        pieces = (*actor_critic(part, temperature), reference.logprobs(part, temperature))
+        among = None if kept is None else kept[rows, : part.tokens.shape[1] - 1]
+        actions = actor_critic(part, temperature, kept=among)
+        pieces = (*actions, reference.logprobs(part, temperature, among))
         for column, piece in zip(columns, pieces, strict=True):
             column.append(torch.nn.functional.pad(piece, (0, width - piece.shape[1])))
     logprobs, entropy, values, ref_logprobs = (torch.cat(column) for column in columns)
@@ -126,20 +158,29 @@ def evaluate_actions(
 
 
 def build_experience(
-    batch: TokenBatch,
-    actions: Actions,
-    ref_logprobs: Tensor,
-    scores: Tensor,
-    *,
-    kl_coef: float,
-    gamma: float,
-    lam: float,
+    rollout: Rollout, actions: Actions, ref_logprobs: Tensor, scores: Tensor, settings: Ppo, kl_coef: float
 ) -> Experience:
-    """Rewards, advantages (not whitened yet) and returns, from task scores (B,)."""
+    """Rewards, advantages (not whitened yet) and returns, from task scores (B,); `kl_coef` weighs the KL in the
+    reward, 0 where it stands in the loss. The weights are 1: see `correct_for_sampler`."""
     kl = estimates(actions.logprobs, ref_logprobs)
-    rewards = token_rewards(scores, kl.k1, batch, kl_coef)
-    advantages, returns = gae(rewards, actions.values, batch.mask, gamma, lam)
-    return Experience(batch, actions.logprobs, actions.values, advantages, returns, kl)
+    rewards = token_rewards(scores, kl.k1, rollout.batch, kl_coef)
+    advantages, returns = gae(rewards, actions.values, rollout.batch.mask, settings.gamma, settings.lam)
+    return Experience(
+        batch=rollout.batch,
+        logprobs=actions.logprobs,
+        ref_logprobs=ref_logprobs,
+        values=actions.values,
+        advantages=advantages,
+        returns=returns,
+        weights=rollout.batch.mask.float(),
+        kept=rollout.kept,
+    )
+
+
+def correct_for_sampler(experience: Experience, rollout: Rollout, cap: float) -> Experience:
+    """The experience with truncated importance weights min(pi_trainer / pi_sampler, cap) on the response actions."""
+    weights = importance_weights(experience.logprobs, rollout.sampler_logprobs, cap) * experience.batch.mask
+    return experience._replace(weights=weights)
 
 
 def whiten_advantages(

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
-from rlhf.data.prompts import encode_prompts
+from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.errors import UserError
-from rlhf.models.actor_critic import ActorCritic, Reference
+from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
+from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers, sampling_copy
+from rlhf.models.batches import pad
 from rlhf.models.checkpoints import load_policy, load_reward_model, read_manifest
 from rlhf.models.reward_model import Normalisation
 from rlhf.params import Params
-from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, Scorer, VerifierScorer
+from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, Scorer, VerifierScorer, task_scores
 from rlhf.ppo.rollout import Prompt
 from rlhf.runtime import device, matmul_dtype
+from rlhf.training.sft import Demonstration
 
 
-def actor_critic(sft: Path, params: Params) -> ActorCritic:
-    """The policy from the SFT checkpoint, with the critic that `ppo.critic.kind` names."""
-    place = device(params.runtime)
-    critic = load_policy(sft).to(place) if params.ppo.critic.kind == "separate" else None
-    return ActorCritic(load_policy(sft).to(place), critic, matmul_dtype(params.runtime))
+def actor_critic(sft: Path, reward_model: Path | None, params: Params) -> ActorCritic:
+    """The policy from the SFT checkpoint, with the critic that `ppo.critic` describes.
+
+    A critic that starts from the reward model begins with its normalised score as the value (Ouyang et al., 2022).
+    """
+    settings, dtype = params.ppo, matmul_dtype(params.runtime)
+    policy = load_policy(sft)
+    if settings.critic.start == "reward_model" and reward_model is not None:
+        model = load_reward_model(reward_model)
+        made = ActorCritic(policy, model.base_model, dtype)
+        made.value_head.start_from(model.score.weight, *normalisation(reward_model))
+    else:
+        separate = settings.critic.kind == "separate"
+        made = ActorCritic(policy, load_policy(sft).base_model if separate else None, dtype)
+    made.to(device(params.runtime))
+    if settings.gradient_checkpointing:
+        checkpoint_layers(made)
+    return made
 
 
 def reference(sft: Path, params: Params) -> Reference:
@@ -35,14 +52,31 @@ def scorer(reward_model: Path | None, params: Params) -> Scorer:
     """The scorer that `ppo.reward.source` names; `reward_model` is its checkpoint where it uses one."""
     settings = params.ppo.reward
     verifier = VerifierScorer(params.verifier.method, settings.format_bonus)
-    if reward_model is None:
+    if reward_model is None or settings.source == "verifier":
         return verifier
-    model = load_reward_model(reward_model).to(device(params.runtime))
-    normalisation = Normalisation(**read_manifest(reward_model).extra["normalisation"])
-    learned = RewardModelScorer(model, normalisation, params.ppo.micro_batch_size, matmul_dtype(params.runtime))
+    learned = reward_model_scorer(reward_model, params)
     if settings.source == "reward_model":
         return learned
     return MixtureScorer([(settings.verifier_weight, verifier), (settings.reward_model_weight, learned)])
+
+
+def selection_scorer(reward_model: Path | None, params: Params) -> RewardModelScorer | None:
+    """The reward model where `ppo.selection` looks at its score."""
+    if reward_model is None or params.ppo.selection == "verifier":
+        return None
+    return reward_model_scorer(reward_model, params)
+
+
+def reward_model_scorer(reward_model: Path, params: Params) -> RewardModelScorer:
+    """The reward model with the normalisation that its manifest keeps."""
+    model = load_reward_model(reward_model).to(device(params.runtime))
+    size, dtype = params.ppo.micro_batch_size, matmul_dtype(params.runtime)
+    return RewardModelScorer(model, normalisation(reward_model), size, dtype)
+
+
+def normalisation(reward_model: Path) -> Normalisation:
+    """The mean and deviation of the reward model's score over SFT samples, which its manifest keeps."""
+    return Normalisation(**read_manifest(reward_model).extra["normalisation"])
 
 
 def prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, params: Params) -> list[Prompt]:
@@ -52,3 +86,40 @@ def prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, par
     if not fitting:
         raise UserError(f"prompt.max_tokens={params.prompt.max_tokens}: no train problem fits: raise it")
     return fitting
+
+
+def demonstrations(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+    """What PPO-ptx imitates: the same problems' demonstrations."""
+    return [Demonstration(p.tokens, encode_response(tokenizer, p.problem.demonstration)) for p in prompts]
+
+
+def validation(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, scorer: RewardModelScorer | None, params: Params
+) -> Callable[[ActorCritic], dict[str, float]]:
+    """What PPO calls to validate: the share of right greedy answers, and with a scorer their mean score."""
+
+    def validate(actor_critic: ActorCritic) -> dict[str, float]:
+        graded = evaluate_model(sampling_copy(actor_critic.policy, actor_critic.dtype), tokenizer, problems, params)
+        row = {"validation_accuracy": accuracy(graded)}
+        if scorer is not None:
+            row["validation_score"] = _mean_score(graded, problems, tokenizer, scorer, params)
+        return row
+
+    return validate
+
+
+def _mean_score(
+    graded: Sequence[Graded],
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    scorer: RewardModelScorer,
+    params: Params,
+) -> float:
+    """The mean task score of the responses; one that was cut off counts `cut_off_score`, as in a rollout."""
+    answered = [(row, problem) for row, problem in zip(graded, problems, strict=True) if row.tokens]
+    rows, asked = [row for row, _ in answered], [problem for _, problem in answered]
+    prompts = encode_prompts(tokenizer, [problem.question for problem in asked], params.prompt)
+    batch = pad([prompt for prompt in prompts if prompt], [row.tokens for row in rows], tokenizer.eos_token_id)
+    scores = scorer(asked, [row.response for row in rows], batch.to(device(params.runtime)))
+    finished = torch.tensor([row.finished for row in rows], device=scores.device)
+    return float(task_scores(scores, finished, params.ppo.reward).mean())

@@ -60,7 +60,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 def save(directory: Path, learner: Learner, progress: Progress) -> None:
     """Writes the state beside the old one and renames it over: at any moment there is one whole state."""
-    tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.named_parameters()}
+    tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.trained_parameters()}
     tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
     tensors |= dict(_optimiser_tensors(learner))
     meta = vars(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}

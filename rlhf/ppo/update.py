@@ -11,8 +11,9 @@ from torch.optim import AdamW
 
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
-from rlhf.models.batches import micro_batches
+from rlhf.models.batches import TokenBatch, micro_batches
 from rlhf.params import Ppo
+from rlhf.ppo.kl import kl_losses
 from rlhf.ppo.losses import clipped, policy_losses, value_losses
 from rlhf.ppo.rollout import Experience
 from rlhf.streams import Purpose, permutation
@@ -39,8 +40,8 @@ class Learner:
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Puts the weights of `actor_critic.named_parameters()` back."""
-        for name, parameter in self.actor_critic.named_parameters():
+        """Puts the weights of `actor_critic.trained_parameters()` back."""
+        for name, parameter in self.actor_critic.trained_parameters():
             parameter.copy_(weights[name])
 
     def step(self, max_grad_norm: float) -> float:
@@ -58,29 +59,45 @@ class Learner:
         self.bad_steps = 0 if good else self.bad_steps + 1
         if self.bad_steps > BAD_STEPS_ALLOWED:
             raise UserError(f"ppo.lr: the gradient was not finite {self.bad_steps} times in a row: lower ppo.lr")
-        for optimiser in self.optimisers:
-            if good:
+        if good:
+            for optimiser in self.optimisers:
                 optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        self.drop()
         return float(norms.max())
+
+    def drop(self) -> None:
+        """Forgets the gradients."""
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
 
 
 @dataclass
 class UpdateStats:
-    """Sums over the response tokens that an update saw, the largest log ratio before its first step, and the gradient
-    norm of its last one."""
+    """Sums over the response tokens that an update saw.
+
+    Attributes:
+        sums, tokens: of per-action values, and the tokens they are of.
+        steps: optimiser steps taken, and minibatches dropped for `target_kl`.
+        stopped: `target_kl` ended the update.
+        first_log_ratio: the largest log ratio before the first step.
+        grad_norm: of the last step.
+        ptx_loss: the supervised loss of the last minibatch, nats a token.
+    """
 
     sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     steps: int = 0
+    stopped: bool = False
     first_log_ratio: float = 0.0
     grad_norm: float = 0.0
+    ptx_loss: float = 0.0
 
-    def add(self, tokens: int, **values: Tensor) -> None:
-        """Adds per-action values that are 0 off the mask."""
+    def add(self, tokens: int, **values: Tensor | float) -> None:
+        """Adds per-action values that are 0 off the mask, or their sums."""
         self.tokens += tokens
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value.detach().sum(dtype=torch.float64))
+            total = value if isinstance(value, float) else float(value.detach().sum(dtype=torch.float64))
+            self.sums[name] = self.sums.get(name, 0.0) + total
 
     def means(self) -> dict[str, float]:
         """Means over tokens."""
@@ -88,10 +105,23 @@ class UpdateStats:
 
 
 def update(
-    learner: Learner, experience: Experience, settings: Ppo, *, seed: int, iteration: int, train_policy: bool
+    learner: Learner,
+    experience: Experience,
+    settings: Ppo,
+    *,
+    seed: int,
+    iteration: int,
+    kl_coef: float,
+    train_policy: bool,
+    demonstrations: TokenBatch | None = None,
 ) -> UpdateStats:
     """`epochs` passes over the experience; the loss is a mean over a minibatch's response tokens, whatever the
-    micro-batches. With `train_policy=False` (critic warm-up) the policy does not move."""
+    micro-batches. With `train_policy=False` (critic warm-up) the policy does not move.
+
+    `kl_coef` weighs the KL in the loss, where `kl.place` puts it there. `demonstrations` (PPO-ptx) are as many rows as
+    the experience has: each minibatch takes its share of them. A minibatch whose approximate KL to the old policy
+    exceeds `target_kl` is dropped, and the rest of the update with it, critic included.
+    """
     stats = UpdateStats()
     device = experience.batch.tokens.device
     rows = len(experience.batch)
@@ -99,35 +129,81 @@ def update(
         keys = iteration * settings.epochs + epoch
         order = torch.from_numpy(permutation(seed, Purpose.SHUFFLE_MINIBATCHES, keys, rows)).to(device)
         for minibatch in order.split(rows // settings.minibatches):
-            tokens = int(experience.batch.mask[minibatch].sum())
-            for part in micro_batches(minibatch, settings.micro_batch_size):
-                loss = _losses(learner.actor_critic, experience.select(part), settings, train_policy, stats)
-                (loss / tokens).backward()
+            if train_policy and demonstrations is not None:
+                stats.ptx_loss = _imitate(learner.actor_critic, demonstrations.select(minibatch), settings)
+            seen = _accumulate(learner.actor_critic, experience, minibatch, settings, kl_coef, train_policy)
+            if stats.steps == 0:
+                stats.first_log_ratio = seen.first_log_ratio
+            stats.add(seen.tokens, **seen.sums)
+            if train_policy and settings.target_kl is not None and seen.means()["approx_kl"] > settings.target_kl:
+                learner.drop()
+                stats.stopped = True
+                return stats
             stats.grad_norm = learner.step(settings.max_grad_norm)
             stats.steps += 1
     return stats
 
 
+def _accumulate(
+    actor_critic: ActorCritic,
+    experience: Experience,
+    minibatch: Tensor,
+    settings: Ppo,
+    kl_coef: float,
+    train_policy: bool,
+) -> UpdateStats:
+    """Adds the gradient of the minibatch's loss, micro-batch by micro-batch, and returns what it saw."""
+    seen = UpdateStats()
+    tokens = int(experience.batch.mask[minibatch].sum())
+    for rows in micro_batches(minibatch, settings.micro_batch_size):
+        loss = _losses(actor_critic, experience.select(rows), settings, kl_coef, train_policy, seen)
+        (loss / tokens).backward()
+    return seen
+
+
 def _losses(
-    actor_critic: ActorCritic, part: Experience, settings: Ppo, train_policy: bool, stats: UpdateStats
+    actor_critic: ActorCritic,
+    part: Experience,
+    settings: Ppo,
+    kl_coef: float,
+    train_policy: bool,
+    seen: UpdateStats,
 ) -> Tensor:
     """The sum of the loss over the part's response tokens; adds the part to the statistics."""
     mask = part.batch.mask
-    actions = actor_critic(part.batch, settings.sampling.temperature, train_policy)
-    policy = policy_losses(actions.logprobs, part.logprobs, part.advantages, settings.clip) * mask
+    actions = actor_critic(part.batch, settings.sampling.temperature, train_policy, part.kept)
+    trust = settings.clip_low, settings.clip_high
+    surrogate = policy_losses(actions.logprobs, part.logprobs, part.advantages, *trust, settings.dual_clip)
+    policy = surrogate * part.weights * mask
     value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
-    if stats.steps == 0:
-        stats.first_log_ratio = max(stats.first_log_ratio, float(log_ratio.abs().max()))
-    stats.add(
+    seen.first_log_ratio = max(seen.first_log_ratio, float(log_ratio.abs().max()))
+    seen.add(
         int(mask.sum()),
         policy_loss=policy,
         value_loss=value,
         entropy=actions.entropy,
         approx_kl=(torch.expm1(log_ratio) - log_ratio) * mask,
-        clip_fraction=clipped(actions.logprobs, part.logprobs, settings.clip) & mask,
+        clip_fraction=clipped(actions.logprobs, part.logprobs, *trust) & mask,
     )
     value_loss = settings.value_coef * value.sum()
     if not train_policy:
         return value_loss
-    return policy.sum() - settings.entropy_coef * actions.entropy.sum() + value_loss
+    loss = policy.sum() - settings.entropy_coef * actions.entropy.sum() + value_loss
+    if settings.kl.place == "loss":
+        kl = kl_losses(settings.kl.estimator, actions.logprobs, part.logprobs, part.ref_logprobs)
+        loss = loss + kl_coef * (kl * part.weights * mask).sum()
+    return loss
+
+
+def _imitate(actor_critic: ActorCritic, demonstrations: TokenBatch, settings: Ppo) -> float:
+    """Adds the gradient of `ptx_coef` times the supervised loss (Ouyang et al., 2022, eq. 2); returns that loss, in
+    nats a token."""
+    tokens, total = int(demonstrations.mask.sum()), 0.0
+    for rows in micro_batches(
+        torch.arange(len(demonstrations), device=demonstrations.lengths.device), settings.micro_batch_size
+    ):
+        loss = -actor_critic.policy_logprobs(demonstrations.select(rows), 1.0).logprobs.sum() / tokens
+        (settings.ptx_coef * loss).backward()
+        total += float(loss.detach())
+    return total

@@ -240,6 +240,8 @@ def test_wrong_overrides_are_refused_by_name(overrides, part):
         (["ppo.reward.source=reward_model"], "models/reward", "conf/nothing"),
         (["ppo.reward.source=mixture"], "models/reward", "conf/nothing"),
         (["ppo.reward.source=verifier"], "conf/nothing", "conf/nothing"),
+        (["ppo.critic.kind=separate", "ppo.critic.start=reward_model"], "models/reward", "conf/nothing"),
+        (["ppo.selection=reward_model"], "models/reward", "conf/nothing"),
         (["sft.source=models/mine"], "conf/nothing", "models/mine"),
         (["sft.source=hf://a/b"], "conf/nothing", "conf/nothing"),
         (["sft.source=models/mine", "sft.reads=models/mine"], "conf/nothing", "models/mine"),
@@ -252,7 +254,7 @@ def test_reads_follows_an_overridden_source(overrides, reward, sft):
 
 
 def test_an_explicit_reads_is_not_overruled():
-    assert "ppo.reward: reads must be" in refused(["ppo.reward.source=reward_model", "ppo.reward.reads=conf/nothing"])
+    assert "ppo: reward.reads must be" in refused(["ppo.reward.source=reward_model", "ppo.reward.reads=conf/nothing"])
 
 
 # --- the command line

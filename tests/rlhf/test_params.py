@@ -66,7 +66,7 @@ def test_every_key_has_one_line_of_help():
 
 
 def test_every_value_has_a_known_type():
-    known = [{int}, {float}, {bool}, {str}, {Literal}, {int, type(None)}]
+    known = [{int}, {float}, {bool}, {str}, {Literal}, {int, type(None)}, {float, type(None)}, {list, str}]
     for key, field in LEAVES.items():
         assert types_of(field.annotation) in known, key
 
@@ -150,8 +150,22 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"sft__tiny__heads": 3}, "sft.tiny: hidden_size must be a multiple"),
         ({"sft__source": "models/mine"}, "sft: reads must be models/mine with source=models/mine"),
         ({"sft__reads": "models/mine"}, "sft: reads must be conf/nothing with source=tiny:"),
-        ({"ppo__reward__source": "reward_model"}, "ppo.reward: reads must be models/reward with source=reward_model"),
-        ({"ppo__reward__reads": "models/reward"}, "ppo.reward: reads must be conf/nothing with source=verifier"),
+        (
+            {"ppo__reward__source": "reward_model"},
+            "ppo: reward.reads must be models/reward with reward.source=reward_model",
+        ),
+        ({"ppo__reward__reads": "models/reward"}, "ppo: reward.reads must be conf/nothing with reward.source=verifier"),
+        ({"ppo__reward__source": "rm"}, "ppo.reward.source: write reward_model for rm"),
+        ({"ppo__critic__start": "reward_model"}, "ppo.critic: start=reward_model needs a trunk of its own"),
+        (
+            {"ppo__critic__kind": "separate", "ppo__critic__start": "reward_model"},
+            "ppo: reward.reads must be models/reward with critic.start=reward_model",
+        ),
+        ({"ppo__selection": "reward_model"}, "ppo: reward.reads must be models/reward with selection=reward_model"),
+        ({"ppo__kl__estimator": "k2"}, "ppo.kl: estimator=k2 has no place in the reward"),
+        ({"ppo__kl__estimator": "k3"}, "ppo.kl: estimator=k3 has no place in the reward"),
+        ({"ppo__kl__place": "loss"}, "ppo.kl: estimator=k1 in the loss has a gradient of mean zero"),
+        ({"ppo__kl__kind": "adaptive", "ppo__kl__coef": 0}, "ppo.kl: kind=adaptive multiplies the coefficient"),
         (
             {
                 "ppo__reward__source": "mixture",
@@ -194,12 +208,12 @@ def test_a_null_cap_keeps_all():
     assert (caps.max_train, caps.max_test) == (None, 7)
 
 
-SCALES = ("smoke", "tiny", "smollm2-135m", "qwen2.5-0.5b")
+SCALES = ("smoke", "tiny", "smollm2-135m", "smollm2-words", "qwen2.5-0.5b")
 GROUPS = {
     "data": ("generator", "gsm8k", "files"),
     "reward": ("verifier", "reward_model", "mixture"),
     "critic": ("shared", "separate"),
-    "kl": ("fixed", "adaptive"),
+    "kl": ("fixed", "adaptive", "loss"),
 }
 
 
@@ -215,7 +229,5 @@ def test_every_combination_of_groups_composes(scale):
     for choice in itertools.product(*GROUPS.values()):
         params = validate(compose([f"scale={scale}", *(f"{g}={c}" for g, c in zip(GROUPS, choice, strict=True))]))
         source = "hub" if choice[0] == "gsm8k" else choice[0]
-        assert (params.data.source, params.ppo.reward.source, params.ppo.critic.kind, params.ppo.kl.kind) == (
-            source,
-            *choice[1:],
-        )
+        kl = "loss" if params.ppo.kl.place == "loss" else params.ppo.kl.kind
+        assert (params.data.source, params.ppo.reward.source, params.ppo.critic.kind, kl) == (source, *choice[1:])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.models.actor_critic import ActorCritic, Reference, sampling_copy
+from rlhf.models.actor_critic import ActorCritic, Reference, ValueHead, checkpoint_layers, sampling_copy
 from rlhf.models.batches import TokenBatch, pad
 from tests.tiny_models import ARCHITECTURES, EOS, random_tokens, tiny_model
 
@@ -17,7 +17,7 @@ def batch(pad_id: int = EOS) -> TokenBatch:
 
 
 def actor_critic(architecture: str = "llama", separate: bool = False) -> ActorCritic:
-    critic = tiny_model(architecture, seed=1) if separate else None
+    critic = tiny_model(architecture, seed=1).base_model if separate else None
     return ActorCritic(tiny_model(architecture), critic, torch.float32)
 
 
@@ -150,3 +150,30 @@ def test_bfloat16_products_stay_close_and_return_float32() -> None:
 
     assert logprobs(torch.bfloat16).dtype == torch.float32
     torch.testing.assert_close(logprobs(torch.bfloat16), logprobs(torch.float32), atol=5e-2, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("separate", [False, True])
+def test_computing_layers_again_changes_no_gradient_and_no_response(architecture: str, separate: bool) -> None:
+    plain, again = (with_random_head(actor_critic(architecture, separate)) for _ in range(2))
+    checkpoint_layers(again)
+    assert any(module.training for module in again.modules())
+    assert not any(module.training for module in again.modules() if isinstance(module, torch.nn.Dropout))
+    saved: list[list[int]] = []
+    for model in (plain, again):
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, k=kept: k.append(t.numel()) or t, lambda t: t):  # type: ignore[misc]
+            actions = model(batch(), 1.0)
+        (actions.logprobs.sum() + actions.values.square().sum()).backward()
+        saved.append(kept)
+    assert sum(saved[1]) < sum(saved[0]) / 2
+    for (name, one), other in zip(plain.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_a_value_head_starts_from_a_normalised_score() -> None:
+    head = ValueHead(3)
+    head.start_from(torch.tensor([[1.0, 2.0, -1.0]]), mean=0.5, std=2.0)
+    hidden = torch.tensor([[[1.0, 1.0, 1.0], [0.0, 2.0, 0.5], [9.0, 9.0, 9.0]]])
+    values = head(hidden, torch.tensor([[True, True]]))
+    assert values.tolist() == [[(2.0 - 0.5) / 2, (3.5 - 0.5) / 2]]

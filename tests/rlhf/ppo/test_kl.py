@@ -8,11 +8,21 @@ import pytest
 import torch
 
 from rlhf.params import Kl
-from rlhf.ppo.kl import estimates, next_coef
+from rlhf.ppo.kl import KlForm, estimates, kl_losses, next_coef
 
 
 def settings(kind: str = "adaptive", target: float = 5.0, horizon: float = 1000.0) -> Kl:
-    return Kl.model_validate({"kind": kind, "coef": 0.1, "target": target, "horizon": horizon})
+    return Kl.model_validate(
+        {
+            "kind": kind,
+            "coef": 0.1,
+            "target": target,
+            "horizon": horizon,
+            "place": "reward",
+            "estimator": "k1",
+            "limit": None,
+        }
+    )
 
 
 def test_estimators_by_hand() -> None:
@@ -32,6 +42,27 @@ def test_k1_and_k3_average_to_the_exact_kl_over_the_policys_distribution() -> No
     assert float((policy * k1).sum()) == pytest.approx(exact, abs=1e-6)
     assert float((policy * k3).sum()) == pytest.approx(exact, abs=1e-6)
     assert (k2 >= 0).all() and (k3 >= 0).all() and (k1 < 0).any()
+
+
+@pytest.mark.parametrize("old", ["on-policy", "off-policy"])
+@pytest.mark.parametrize("form", ["ratio_k1", "ratio_k3", "k2", "k3"])
+def test_the_gradient_of_each_form_in_the_loss(form: KlForm, old: str) -> None:
+    """Against the exact gradient of KL(policy || reference) over a distribution of three: the sum over actions of
+    old probability times the loss's gradient is the expectation over samples of the old policy."""
+    logits = torch.tensor([0.3, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.tensor([-0.5, 0.8, 0.1], dtype=torch.float64), 0)
+    logprobs = torch.log_softmax(logits, 0)
+    behind = logprobs.detach() if old == "on-policy" else torch.log_softmax(torch.tensor([0.0, 0.5, 0.2]).double(), 0)
+    (reverse,) = torch.autograd.grad((logprobs.exp() * (logprobs - ref)).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((ref.exp() * (ref - logprobs)).sum(), logits, retain_graph=True)
+    losses = kl_losses(form, logprobs, behind, ref)
+    (gradient,) = torch.autograd.grad((behind.exp() * losses).sum(), logits)
+    if form.startswith("ratio") or (form == "k2" and old == "on-policy"):
+        torch.testing.assert_close(gradient, reverse)
+    elif form == "k3" and old == "on-policy":
+        torch.testing.assert_close(gradient, forward)
+    else:
+        assert not torch.allclose(gradient, reverse, atol=1e-3)
 
 
 def test_a_small_log_ratio_keeps_its_digits_in_k3() -> None:

@@ -12,7 +12,7 @@ from rlhf.data.gsm8k import Problem
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.models.reward_model import Normalisation, from_policy, raw_scores
 from rlhf.params import Reward
-from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, VerifierScorer, task_scores, token_rewards
+from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, VerifierScorer, task_scores, token_rewards, whiten_scores
 from tests.tiny_models import EOS, PAD, random_tokens, tiny_model
 
 
@@ -25,6 +25,7 @@ def settings(**changes: object) -> Reward:
         "format_bonus": 0.0,
         "cut_off_score": -0.5,
         "clip": 2.0,
+        "whiten": False,
     }
     return Reward.model_validate(values | changes)
 
@@ -57,6 +58,12 @@ def test_scores_are_clipped_and_cut_off_rows_get_their_own_score() -> None:
     finished = torch.tensor([True, True, True, False])
     assert task_scores(scores, finished, settings()).tolist() == [2.0, -2.0, 1.0, -0.5]
     assert task_scores(scores, finished, settings(cut_off_score=-7)).tolist()[-1] == -7  # clipping is for scores
+
+
+def test_whitened_scores_have_deviation_one_and_keep_their_mean() -> None:
+    """Mean 2.5, population deviation 1.5."""
+    assert whiten_scores(torch.tensor([1.0, 4.0, 1.0, 4.0])).tolist() == pytest.approx([1.5, 3.5, 1.5, 3.5])
+    assert whiten_scores(torch.full((3,), 0.7)).equal(torch.full((3,), 0.7))
 
 
 def test_the_verifier_gives_one_for_the_right_number_and_a_bonus_for_one_well_formed_answer() -> None:

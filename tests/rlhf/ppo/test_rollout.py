@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from rlhf.models.actor_critic import ActorCritic, Reference
-from rlhf.ppo.rollout import Experience, Rollout, build_experience, evaluate_actions, sample, whiten_advantages
+from rlhf.ppo.rollout import (
+    Experience,
+    Rollout,
+    build_experience,
+    correct_for_sampler,
+    evaluate_actions,
+    sample,
+    whiten_advantages,
+)
 from tests.rlhf.ppo.toy import tokenizer, toy_actor_critic, toy_experience, toy_params, toy_prompts
 from tests.tiny_models import EOS, tiny_model
 
@@ -85,15 +93,28 @@ def test_evaluating_actions_does_not_depend_on_micro_batches(size: int) -> None:
 def test_experience_puts_kl_and_score_into_returns() -> None:
     """gamma and lambda 1: the return is the score less beta times the KL that is still to come."""
     model = toy_actor_critic(toy_params())
-    batch = rollout(model, [7, 2]).batch
+    drawn = rollout(model, [7, 2])
+    batch = drawn.batch
     actions, ref = evaluate_actions(model, Reference(tiny_model(seed=5), torch.float32), batch, 1.0, 8)
     scores = torch.tensor([1.0, 0.0, -2.0, 0.5])
-    got = build_experience(batch, actions, ref, scores, kl_coef=0.1, gamma=1.0, lam=1.0)
+    got = build_experience(drawn, actions, ref, scores, toy_params("ppo.lam=1").ppo, kl_coef=0.1)
     k1 = actions.logprobs - ref
     to_come = k1.flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(got.returns, (scores[:, None] - 0.1 * to_come) * batch.mask, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.advantages, got.returns - actions.values)
-    assert got.kl.k1.equal(k1)
+    assert got.ref_logprobs.equal(ref) and got.weights.equal(batch.mask.float())
+
+
+def test_a_sampler_that_rounds_otherwise_is_weighed() -> None:
+    """pi_trainer / pi_sampler is 2 on the first row, capped at 1.5, and 1/2 on the others."""
+    model = toy_actor_critic(toy_params())
+    drawn = rollout(model, [7, 2])
+    mask = drawn.batch.mask
+    before = toy_experience(model, toy_params())._replace(batch=drawn.batch, logprobs=drawn.sampler_logprobs)
+    shift = torch.full((4, 1), 0.5).index_fill(0, torch.tensor([0]), 2.0).log()
+    after = correct_for_sampler(before, drawn._replace(sampler_logprobs=(before.logprobs - shift) * mask), cap=1.5)
+    expected = torch.tensor([[1.5], [0.5], [0.5], [0.5]]) * mask
+    torch.testing.assert_close(after.weights, expected)
 
 
 def experience() -> Experience:
@@ -103,12 +124,12 @@ def experience() -> Experience:
 
 def test_selected_rows_keep_their_tensors() -> None:
     whole = experience()
+    whole = whole._replace(kept=torch.arange(whole.logprobs.numel() * 3).view(*whole.logprobs.shape, 3))
     rows = torch.tensor([5, 1, 9])
     part = whole.select(rows)
     width = part.batch.tokens.shape[1] - 1
-    for name in ("logprobs", "values", "advantages", "returns"):
+    for name in ("logprobs", "ref_logprobs", "values", "advantages", "returns", "weights", "kept"):
         assert getattr(part, name).equal(getattr(whole, name)[rows, :width])
-    assert all(one.equal(other[rows, :width]) for one, other in zip(part.kl, whole.kl, strict=True))
     assert not whole.logprobs[rows, width:].any()
 
 

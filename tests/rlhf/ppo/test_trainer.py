@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
-from rlhf.ppo.trainer import Progress, _warn, lr_share, train
-from rlhf.ppo.update import UpdateStats
+from rlhf.ppo.trainer import Progress, lr_share, train
 from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
 
 
@@ -58,7 +59,7 @@ def test_the_policy_before_ppo_wins_where_nothing_is_strictly_better() -> None:
     toy = Toy(toy_params(), validate=validations(0.5, 0.5, 0.3, 0.5))
     before = weights(toy.learner)
     progress = train(toy.loop(), Progress())
-    assert (progress.best_iteration, progress.best_accuracy) == (0, 0.5)
+    assert (progress.best_iteration, progress.best_value) == (0, 0.5)
     assert same(progress.best_weights, before)
     assert not same(weights(toy.learner), before)
 
@@ -71,7 +72,7 @@ def test_the_first_strictly_best_policy_is_kept_with_its_value_head() -> None:
         return (0.2, 0.6, 0.6, 0.1)[len(seen) - 1]
 
     progress = train(Toy(toy_params(), validate=remember).loop(), Progress())
-    assert (progress.best_iteration, progress.best_accuracy) == (1, 0.6)
+    assert (progress.best_iteration, progress.best_value) == (1, 0.6)
     assert same(progress.best_weights, seen[1])
     assert any(name.startswith("value_head") for name in progress.best_weights)
 
@@ -145,6 +146,11 @@ def test_the_learning_rate_rises_after_the_critics_warm_up() -> None:
     settings = toy_params("ppo.critic.warmup_iterations=2", "ppo.warmup_iterations=3").ppo
     assert [lr_share(settings, iteration) for iteration in range(8)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
     plain = toy_params("ppo.warmup_iterations=0").ppo
+    falling = ("ppo.critic.warmup_iterations=1", "ppo.warmup_iterations=1", "ppo.iterations=7")
+    linear, cosine = (toy_params(f"ppo.lr_schedule={kind}", *falling).ppo for kind in ("linear", "cosine"))
+    assert [lr_share(linear, i) for i in range(7)] == pytest.approx([0, 0.5, 1, 0.775, 0.55, 0.325, 0.1])
+    half = 0.9 * (1 + 0.5**0.5) / 2  # at a quarter of the fall
+    assert [lr_share(cosine, i) for i in range(7)] == pytest.approx([0, 0.5, 1, 0.1 + half, 0.55, 1 - half, 0.1])
     assert lr_share(plain, 0) == 1
 
 
@@ -176,25 +182,38 @@ def test_every_iteration_takes_the_next_prompts() -> None:
     assert len(set(seen[:40])) == 20
 
 
-HEALTHY = {"score_std": 0.5, "cut_off": 0.0}
+def test_selection_by_the_reward_model_looks_at_its_score() -> None:
+    toy = Toy(toy_params("reward=reward_model", "ppo.selection=reward_model", "ppo.eval_every=1"))
+    scores, accuracies = iter([0.1, 0.7, -0.2, 0.7]), iter([0.5, 0.4, 0.9, 0.6])
+    loop = replace(
+        toy.loop(), validate=lambda _: {"validation_accuracy": next(accuracies), "validation_score": next(scores)}
+    )
+    progress = train(loop, Progress())
+    assert (progress.best_iteration, progress.best_value) == (1, 0.7)
+    assert progress.rows[1]["validation_accuracy"] == 0.4
 
 
-@pytest.mark.parametrize(
-    ("row", "ratio", "dtype", "told"),
-    [
-        ({}, 5e-5, torch.float32, ""),
-        ({}, 2e-2, torch.bfloat16, ""),
-        ({}, 2e-4, torch.float32, "log ratio"),
-        ({}, float("nan"), torch.float32, "log ratio"),
-        ({"score_std": 0.0}, 0.0, torch.float32, "all scores are equal"),
-        ({"cut_off": 1.0}, 0.0, torch.float32, "ppo.sampling.max_new_tokens"),
-    ],
-)
-def test_a_worthless_iteration_is_told(
-    row: dict[str, float], ratio: float, dtype: torch.dtype, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _warn(HEALTHY | row, UpdateStats(first_log_ratio=ratio), dtype, 3)
-    out = capsys.readouterr().out
-    assert told in out
-    assert ("iteration 4" in out) == bool(told)
-    assert out.count("\n") == bool(told)
+def test_a_kl_over_its_limit_stops_before_the_update_and_leaves_the_last_good_state() -> None:
+    saved: list[int] = []
+    toy = Toy(toy_params("ppo.kl.limit=1e-3"), save=lambda _, progress: saved.append(progress.iteration))
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    toy.on_iteration = lambda row: kept.update({int(row["iteration"]): weights(toy.learner)})
+    with pytest.raises(UserError, match=r"iteration 2: the KL of .* ppo\.kl\.limit=0\.001"):
+        train(toy.loop(), Progress())
+    assert saved == [0, 1]
+    assert same(weights(toy.learner), kept[1])
+
+
+def test_kl_in_the_loss_keeps_the_policy_nearer() -> None:
+    run = ("ppo.iterations=6", "ppo.lr=0.003")
+    free, held = (train(Toy(toy_params("kl=loss", f"ppo.kl.coef={c}", *run)).loop(), Progress()).rows for c in (0, 20))
+    assert held[-1]["kl_k3"] < 0.5 * free[-1]["kl_k3"]
+    assert held[1]["explained_variance"] == free[1]["explained_variance"]  # the returns hold no KL
+
+
+def test_demonstrations_mixed_in_pull_towards_them() -> None:
+    plain, mixed = (Toy(toy_params(f"ppo.ptx_coef={coef}", "ppo.iterations=6")) for coef in (0, 5))
+    losses = [train(toy.loop(), Progress()).rows for toy in (plain, mixed)]
+    assert {row["ptx_loss"] for row in losses[0][1:]} == {0.0}
+    assert losses[1][-1]["ptx_loss"] < 0.5 * losses[1][1]["ptx_loss"]
+    assert losses[1][-1]["score"] < losses[0][-1]["score"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
+from rlhf.models.batches import pad
 from rlhf.params import Ppo
 from rlhf.ppo.rollout import Experience
 from rlhf.ppo.update import Learner, UpdateStats, update
@@ -48,8 +49,10 @@ def setting(*overrides: str) -> tuple[ActorCritic, Experience, Ppo]:
     return actor_critic, toy_experience(actor_critic, params), params.ppo
 
 
-def run(learner: Learner, experience: Experience, settings: Ppo, train_policy: bool = True, **more: int) -> UpdateStats:
-    keys: dict[str, Any] = {"seed": 0, "iteration": 0} | more
+def run(
+    learner: Learner, experience: Experience, settings: Ppo, train_policy: bool = True, **more: object
+) -> UpdateStats:
+    keys: dict[str, Any] = {"seed": 0, "iteration": 0, "kl_coef": 0.0} | more
     return update(learner, experience, settings, train_policy=train_policy, **keys)
 
 
@@ -60,7 +63,9 @@ def naive_loss(actor_critic: ActorCritic, experience: Experience, settings: Ppo)
     for row, t in experience.batch.mask.nonzero().tolist():
         ratio = torch.exp(actions.logprobs[row, t] - experience.logprobs[row, t])
         advantage, target, old = (x[row, t] for x in (experience.advantages, experience.returns, experience.values))
-        surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 1 - settings.clip, 1 + settings.clip) * advantage)
+        surrogate = torch.min(
+            ratio * advantage, torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantage
+        )
         value = actions.values[row, t]
         near = torch.clamp(value, old - settings.value_clip, old + settings.value_clip)
         error = torch.max((value - target) ** 2, (near - target) ** 2) / 2
@@ -102,6 +107,63 @@ def test_micro_batches_change_neither_the_gradient_nor_the_statistics(size: int)
     assert part_stats.first_log_ratio == pytest.approx(stats.first_log_ratio, abs=1e-5)
 
 
+def test_kl_in_the_loss_and_importance_weights_by_the_naive_sum() -> None:
+    overrides = ("kl=loss", "ppo.kl.estimator=ratio_k3", "ppo.value_coef=0")
+    actor_critic, experience, settings = setting(*overrides)
+    generator = torch.Generator().manual_seed(2)
+    weights_ = (0.5 + torch.rand(experience.weights.shape, generator=generator)) * experience.batch.mask
+    experience = experience._replace(weights=weights_)
+    actions = moved(actor_critic)(experience.batch, settings.sampling.temperature)
+    terms = []
+    for row, t in experience.batch.mask.nonzero().tolist():
+        new, old, ref = actions.logprobs[row, t], experience.logprobs[row, t], experience.ref_logprobs[row, t]
+        ratio, advantage = torch.exp(new - old), experience.advantages[row, t]
+        surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 0.8, 1.2) * advantage)
+        k3 = torch.exp(ref - new) - 1 - (ref - new)
+        terms.append(weights_[row, t] * (0.7 * ratio * k3 - surrogate))
+    torch.stack(terms).mean().backward()
+    expected = {name: p.grad.clone() for name, p in actor_critic.policy.named_parameters() if p.grad is not None}
+    actor_critic.zero_grad()
+    learner = Recorder(actor_critic, settings)
+    run(learner, experience, settings, kl_coef=0.7)
+    found = {name: gradient for name, gradient in learner.gradients[0].items() if name.startswith("policy.")}
+    close({name.removeprefix("policy."): gradient for name, gradient in found.items()}, expected)
+
+
+def test_demonstrations_add_their_mean_loss_whatever_the_micro_batches() -> None:
+    actor_critic, experience, settings = setting("ppo.ptx_coef=0.5", "ppo.micro_batch_size=3")
+    prompts = [[3 + row] * (1 + row % 4) for row in range(len(experience.batch))]
+    demonstrations = pad(prompts, [[7] * (1 + row % 3) for row in range(len(prompts))], 0)
+    plain = Recorder(actor_critic, settings)
+    run(plain, experience, settings)
+    mixed = Recorder(actor_critic, settings)
+    stats = run(mixed, experience, settings, demonstrations=demonstrations)
+    logprobs = actor_critic.policy_logprobs(demonstrations, 1.0).logprobs
+    loss = -logprobs.sum() / int(demonstrations.mask.sum())
+    assert stats.ptx_loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    (0.5 * loss).backward()
+    for name, parameter in actor_critic.policy.named_parameters():
+        added = mixed.gradients[0][f"policy.{name}"] - plain.gradients[0][f"policy.{name}"]
+        torch.testing.assert_close(added, parameter.grad, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_target_kl_drops_the_step_that_passes_it_and_all_that_follow() -> None:
+    actor_critic, experience, settings = setting("ppo.epochs=4", "critic=separate", "ppo.target_kl=0.002")
+    whole = Learner(actor_critic, settings.model_copy(update={"target_kl": None}))
+    start = weights(whole)
+    assert run(whole, experience, settings.model_copy(update={"target_kl": None})).steps == 4
+    other = toy_actor_critic(toy_params("critic=separate"))
+    learner = Learner(other, settings)
+    assert same(weights(learner), start)
+    stats = run(learner, experience, settings)
+    assert stats.stopped and 0 < stats.steps < 4
+    fewer = settings.model_copy(update={"target_kl": None, "epochs": stats.steps})
+    again = Learner(toy_actor_critic(toy_params("critic=separate")), fewer)
+    run(again, experience, fewer)
+    assert same(weights(learner), weights(again))
+    assert all(p.grad is None for p in other.parameters())
+
+
 def test_every_pass_sees_every_row_once_in_an_order_of_its_own() -> None:
     _, experience, settings = setting("ppo.epochs=2", "ppo.minibatches=4", "ppo.micro_batch_size=4")
     seen: list[Tensor] = []
@@ -114,9 +176,9 @@ def test_every_pass_sees_every_row_once_in_an_order_of_its_own() -> None:
     class Counting(ActorCritic):
         rows: list[int]
 
-        def forward(self, batch, temperature, train_policy=True):  # type: ignore[no-untyped-def]
+        def forward(self, batch, temperature, train_policy=True, kept=None):  # type: ignore[no-untyped-def]
             self.rows = [key(batch.tokens[r, : batch.lengths[r]].tolist()) for r in range(len(batch))]
-            return super().forward(batch, temperature, train_policy)
+            return super().forward(batch, temperature, train_policy, kept)
 
     def key(tokens: list[int]) -> int:
         return hash(tuple(tokens))

@@ -15,9 +15,11 @@ from rlhf.data.gsm8k import Problem
 from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch
 from rlhf.params import Params
+from rlhf.ppo.metrics import Row
 from rlhf.ppo.rollout import Experience, Prompt, build_experience, evaluate_actions, sample
-from rlhf.ppo.trainer import Loop, Progress, Row
+from rlhf.ppo.trainer import Loop, Progress
 from rlhf.ppo.update import Learner
+from rlhf.training.sft import Demonstration
 from tests.tiny_models import VOCABULARY, random_tokens, tiny_model, tiny_tokenizer
 
 PROMPTS = 20
@@ -43,8 +45,13 @@ def toy_prompts() -> list[Prompt]:
     ]
 
 
+def toy_demonstrations() -> list[Demonstration]:
+    """Responses of the highest tokens, which the scorer does not want."""
+    return [Demonstration(prompt.tokens, [VOCABULARY - 1] * 3) for prompt in toy_prompts()]
+
+
 def toy_actor_critic(params: Params) -> ActorCritic:
-    critic = tiny_model(spread=2.0) if params.ppo.critic.kind == "separate" else None
+    critic = tiny_model(spread=2.0).base_model if params.ppo.critic.kind == "separate" else None
     return ActorCritic(tiny_model(spread=2.0), critic, torch.float32)
 
 
@@ -81,14 +88,15 @@ class Toy:
             scorer=self.scorer,
             tokenizer=tokenizer(),
             prompts=toy_prompts(),
-            validate=self.validate,
+            demonstrations=toy_demonstrations(),
+            validate=lambda actor_critic: {"validation_accuracy": self.validate(actor_critic)},
             on_iteration=self.on_iteration,
             save=lambda progress: self.save(self.learner, progress),
         )
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.actor_critic.named_parameters()}
+    return {name: p.detach().clone() for name, p in learner.actor_critic.trained_parameters()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -105,4 +113,4 @@ def toy_experience(actor_critic: ActorCritic, params: Params) -> Experience:
     reference = Reference(tiny_model(seed=5, spread=2.0), torch.float32)
     actions, ref = evaluate_actions(actor_critic, reference, rollout.batch, ppo.sampling.temperature, 8)
     scores = low_tokens(rollout.problems, rollout.texts, rollout.batch)
-    return build_experience(rollout.batch, actions, ref, scores, kl_coef=0.05, gamma=1.0, lam=0.95)
+    return build_experience(rollout, actions, ref, scores, ppo, kl_coef=0.05)

@@ -9,32 +9,48 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-NOTHING = "conf/nothing"
-REWARD_MODEL_PATH = "models/reward"
+from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
+from rlhf.params.section import (
+    NOTHING,
+    REWARD_MODEL_PATH,
+    Count,
+    Name,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Size,
+)
 
-
-class Section(BaseModel):
-    """A block of params: unknown keys are refused, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"Input should not be {str(value).lower()}")
-        return value
-
-
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1)]
+__all__ = [
+    "NOTHING",
+    "REWARD_MODEL_PATH",
+    "Critic",
+    "Data",
+    "Distributed",
+    "Evaluation",
+    "Finetune",
+    "Generator",
+    "Hub",
+    "Kl",
+    "Lora",
+    "Params",
+    "Ppo",
+    "Preferences",
+    "Prompt",
+    "Registry",
+    "Reward",
+    "RewardModel",
+    "Runtime",
+    "Sampling",
+    "Section",
+    "Sft",
+    "Tiny",
+    "Verifier",
+    "is_directory",
+]
 
 
 def is_directory(source: str) -> bool:
@@ -227,115 +243,6 @@ class RewardModel(Section):
     """SFT samples over which the score's mean and deviation are taken, at PPO's sampling settings."""
 
 
-class Sampling(Section):
-    """How PPO's rollouts are drawn."""
-
-    temperature: Positive
-    """Sampling temperature; log-probabilities are taken at it too."""
-    max_new_tokens: Count
-    """Longest response in tokens, in rollouts and in evaluation."""
-    batch_size: Count
-    """Rows decoded at once."""
-
-
-class Reward(Section):
-    source: Literal["verifier", "reward_model", "mixture"]
-    """What scores a response."""
-    reads: Literal["conf/nothing", "models/reward"]
-    """models/reward where the source uses it; conf/nothing otherwise."""
-    verifier_weight: NonNegative
-    """Weight of the verifier in a mixture."""
-    reward_model_weight: NonNegative
-    """Weight of the normalised reward-model score in a mixture."""
-    format_bonus: Annotated[float, Field(ge=0, le=0.2)]
-    """Added to the verifier's 0 or 1 for exactly one well-formed final answer."""
-    cut_off_score: Finite
-    """Replaces the task score of a response that the length limit cut off."""
-    clip: Positive
-    """The task score is clipped to [-clip, clip]."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Reward:
-        wanted = NOTHING if self.source == "verifier" else REWARD_MODEL_PATH
-        if self.reads != wanted:
-            raise ValueError(
-                f"reads must be {wanted} with source={self.source} (the group choice reward={self.source} sets both)"
-            )
-        if self.source == "mixture" and self.verifier_weight + self.reward_model_weight == 0:
-            raise ValueError("a mixture needs verifier_weight or reward_model_weight above 0")
-        return self
-
-
-class Critic(Section):
-    kind: Literal["shared", "separate"]
-    """`shared` is a head on the policy's trunk; `separate` is a model of its own that starts from the SFT policy."""
-    lr: Positive
-    """Learning rate of the value head (shared) or of the whole critic (separate)."""
-    warmup_iterations: Size
-    """First iterations that train the critic alone; a shared head is then cut from the trunk."""
-
-
-class Kl(Section):
-    kind: Literal["fixed", "adaptive"]
-    """Whether the coefficient stays or follows the target."""
-    coef: NonNegative
-    """KL coefficient beta, at the start if adaptive."""
-    target: Positive
-    """Adaptive: KL to the reference in nats a sequence."""
-    horizon: Positive
-    """Adaptive: sequences over which the coefficient moves by its full error."""
-
-
-class Ppo(Section):
-    iterations: Count
-    """Rounds of rollout and update."""
-    prompts_per_iteration: Count
-    """Questions an iteration."""
-    samples_per_prompt: Count
-    """Responses a question."""
-    epochs: Count
-    """Passes over an iteration's responses."""
-    minibatches: Count
-    """Optimiser steps a pass."""
-    micro_batch_size: Count
-    """Responses a forward pass: memory only, never the result beyond rounding."""
-    lr: Positive
-    """Policy learning rate."""
-    warmup_iterations: Size
-    """Iterations of linear learning-rate warm-up, after the critic's."""
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: Positive
-    """Gradient norm above which gradients are scaled down."""
-    gamma: Share
-    """Discount a token."""
-    lam: Share
-    """GAE's lambda."""
-    clip: Positive
-    """Half-width of the ratio's trust interval."""
-    value_clip: Positive
-    """Half-width of the value's trust interval."""
-    value_coef: NonNegative
-    """Weight of the value loss beside the policy loss."""
-    entropy_coef: NonNegative
-    """Weight of the entropy bonus."""
-    whiten_advantages: bool
-    """Whiten advantages over all response tokens of an iteration."""
-    eval_every: Count
-    """Iterations between validations; iteration 0 and the last are always validated."""
-    sampling: Sampling
-    reward: Reward
-    critic: Critic
-    kl: Kl
-
-    @model_validator(mode="after")
-    def _sizes(self) -> Ppo:
-        rows = self.prompts_per_iteration * self.samples_per_prompt
-        if rows % self.minibatches:
-            raise ValueError(f"minibatches must divide prompts_per_iteration x samples_per_prompt = {rows}")
-        return self
-
-
 class Evaluation(Section):
     batch_size: Count
     """Rows decoded at once."""
@@ -356,6 +263,7 @@ class Params(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     """Seed of initial weights, sampling and shuffling."""
     runtime: Runtime
+    distributed: Distributed
     prompt: Prompt
     verifier: Verifier
     data: Data

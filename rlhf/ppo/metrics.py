@@ -1,0 +1,55 @@
+"""What an iteration's rollouts and update say, as one row of numbers; every mean is over response tokens or rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlhf.data.answers import is_correct
+from rlhf.params import Params
+from rlhf.ppo.advantages import explained_variance
+from rlhf.ppo.kl import estimates
+from rlhf.ppo.rollout import Experience, Rollout
+from rlhf.ppo.update import UpdateStats
+
+Row = dict[str, float]
+
+
+def of_rollout(params: Params, rollout: Rollout, experience: Experience, scores: Tensor) -> Row:
+    """What the samples are worth, before the update; `scores` (B,) are the task scores before whitening."""
+    mask = experience.batch.mask
+    tokens, sequences = int(mask.sum()), len(rollout.texts)
+    correct = [
+        is_correct(text, problem.gold, params.verifier.method)
+        for text, problem in zip(rollout.texts, rollout.problems, strict=True)
+        if problem.gold is not None
+    ]
+    kl = estimates(experience.logprobs, experience.ref_logprobs)
+    k1, k2, k3 = (float(k.sum(dtype=torch.float64)) for k in kl)
+    return {
+        "score": float(scores.mean()),
+        "score_std": float(scores.std(correction=0)),
+        "accuracy": sum(correct) / len(correct) if correct else math.nan,
+        "kl_token": k1 / tokens,
+        "kl_sequence": k1 / sequences,
+        "kl_k2": k2 / tokens,
+        "kl_k3": k3 / tokens,
+        "explained_variance": explained_variance(experience.values, experience.returns, mask),
+        "response_length": tokens / sequences,
+        "cut_off": 1 - float(rollout.finished.float().mean()),
+        "mismatch": float((rollout.sampler_logprobs - experience.logprobs).abs().sum()) / tokens,
+        "importance": float(experience.weights.sum()) / tokens,
+        "cut_mass": rollout.cut_mass,
+    }
+
+
+def of_update(stats: UpdateStats) -> Row:
+    """What the update did: its losses, how far it went, and how many steps it took."""
+    return stats.means() | {
+        "grad_norm": stats.grad_norm,
+        "first_log_ratio": stats.first_log_ratio,
+        "ptx_loss": stats.ptx_loss,
+        "steps": float(stats.steps),
+    }
