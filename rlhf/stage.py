@@ -78,8 +78,8 @@ class Stage:
         return target
 
     def scratch(self, path: str) -> Path:
-        """An empty directory for what people look at and DVC does not hash."""
-        target = self.place / path
+        """An empty directory under runs/ for what people look at and DVC neither hashes nor restores."""
+        target = self.workspace / "runs" / self.name / path
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         return target

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf import runtime
+from rlhf import runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.evaluation import report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
@@ -37,14 +37,14 @@ def main(stage: Stage) -> None:
 
     stage.output("metrics/evaluation.json").write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
-    page = stage.scratch("reports/evaluation") / "index.html"
+    page = stage.output("reports/evaluation/index.html")
     html = report.render(
         metrics=metrics,
         ppo=json.loads(ppo_metrics.read_text()),
         iterations=report.read_rows(ppo_curve),
         samples=report.pick_samples(sft["test"], policy["test"], params.evaluation.samples),
         checkpoints=[_lineage(name, directory) for name, directory in directories.items()],
-        params=params.model_dump(),
+        params=tracking.params_of(stage.name, params.model_dump()),
     )
     page.write_text(html, encoding="utf-8")
 

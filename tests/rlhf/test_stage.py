@@ -377,15 +377,12 @@ def test_overrides_write_beside_dvcs_outs_and_say_where(workspace, log, capsys):
     def main(stage: Stage) -> None:
         assert stage.params.ppo.lr == 1e-5
         assert stage.input("models/policy/weights").read_text() == "old"
-        (stage.scratch("reports/evaluation") / "page").write_text("page")
         write_new(stage)
 
     run_stage("train_ppo", main, ("ppo.lr=1e-5",))
     assert outputs() == OLD
     (place,) = Path("runs/train_ppo").iterdir()
-    assert files(str(place)) == {f"{place}/{path}": text for path, text in NEW.items()} | {
-        f"{place}/reports/evaluation/page": "page"
-    }
+    assert files(str(place)) == {f"{place}/{path}": text for path, text in NEW.items()}
     assert f"go to {place}, not to DVC's" in capsys.readouterr().out
     assert log.outs["metrics/ppo.json"] == dvc_md5(place / "metrics/ppo.json")
 
@@ -442,11 +439,11 @@ def test_the_writers_are_those_of_the_pipeline():
     assert {path: makers[path] for path in WRITERS} == WRITERS
 
 
-def test_scratch_is_emptied_in_the_workspace(workspace):
+def test_scratch_is_emptied_and_lies_where_nothing_is_taken_for_an_output(workspace):
     stage = make_stage(workspace)
-    (stage.scratch("reports/data_docs") / "old").write_text("old")
-    place = stage.scratch("reports/data_docs")
-    assert place == workspace / "reports/data_docs"
+    (stage.scratch("data_docs") / "old").write_text("old")
+    place = stage.scratch("data_docs")
+    assert place == workspace / "runs/evaluate/data_docs"
     assert list(place.iterdir()) == []
 
 

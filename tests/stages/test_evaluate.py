@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,33 @@ def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixt
     assert sentence in page
     assert checkpoint_hash(stage.workspace / "models/policy") in page
     assert sentence in capsys.readouterr().out
+
+
+def page_of(stage: Stage) -> str:
+    """The report as the stage makes it, taken away again."""
+    evaluate.main(stage)
+    assert not (stage.place / "reports").exists()
+    stage.publish()
+    page = stage.place / "reports/evaluation/index.html"
+    text = page.read_text(encoding="utf-8")
+    page.unlink()
+    page.parent.rmdir()
+    page.parent.parent.rmdir()
+    return text
+
+
+def test_the_report_depends_on_nothing_that_does_not_rerun_the_stage(stage: Stage) -> None:
+    """DVC restores it by the stage's deps and params: other params, another place, another hour must not show."""
+    first = page_of(stage)
+    assert page_of(stage) == first
+    others = ["seed=7", "reward_model.lr=0.5", "registry.name=other", "sft.finetune.steps=1", "ppo.lr=0.25"]
+    params = validate(
+        compose(["scale=smoke", "runtime.device=cpu", "data=files", f"data.reads={stage.place}", *others])
+    )
+    assert page_of(replace(stage, params=params)) == first
+    assert str(stage.workspace) not in first
+    params = validate(compose(["scale=smoke", "runtime.device=cpu", "evaluation.samples=3"]))
+    assert page_of(replace(stage, params=params)) != first
 
 
 @pytest.mark.usefixtures("answers")
