@@ -422,6 +422,32 @@ def test_a_missing_input_names_the_stage_that_makes_it(workspace):
     assert stage.input("models/policy") == workspace / "models/policy"
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "JSONDecodeError"),
+        (b'{"best_iteration": 3', "JSONDecodeError"),
+        (b"\xff\xfe\x00", "UnicodeDecodeError"),
+        (b"[]", "TypeError"),
+        (b"{}", "KeyError"),
+        (b'{"best_iteration": null}', "TypeError"),
+    ],
+    ids=str,
+)
+def test_a_damaged_input_names_the_stage_that_makes_it(workspace, content, fault):
+    (workspace / "metrics/ppo.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^metrics/ppo\.json: .*\({fault}\): run dvc repro train_ppo$"):
+        make_stage(workspace).read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))
+
+
+def test_json_is_read_and_a_missing_file_is_named(workspace):
+    stage = make_stage(workspace)
+    write_json(workspace / "metrics/ppo.json", {"best_iteration": 3})
+    assert stage.read_json("metrics/ppo.json", lambda ppo: ppo["best_iteration"]) == 3
+    with pytest.raises(UserError, match=r"^metrics/evaluation\.json is missing: run dvc repro evaluate$"):
+        stage.read_json("metrics/evaluation.json", dict)
+
+
 def test_the_writers_are_those_of_the_pipeline():
     """Every path that one stage reads and another makes is in the table, under the stage that makes it."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]

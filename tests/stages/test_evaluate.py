@@ -176,3 +176,22 @@ def test_a_missing_policy_names_its_stage(stage: Stage) -> None:
     with pytest.raises(UserError, match="models/policy is missing: run dvc repro train_ppo"):
         evaluate.main(stage)
     assert not (stage.workspace / "metrics/evaluation.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"best_iteration": ', "{}"])
+def test_damaged_metrics_of_ppo_are_told_before_anything_is_evaluated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: pytest.fail("evaluated"))
+    (stage.workspace / "metrics/ppo.json").write_text(content)
+    with pytest.raises(UserError, match=r"metrics/ppo\.json: not as its stage writes it .*: run dvc repro train_ppo"):
+        evaluate.main(stage)
+
+
+def test_a_curve_without_rows_is_told_before_anything_is_evaluated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: pytest.fail("evaluated"))
+    (stage.workspace / "plots/ppo.csv").write_text(PPO_CSV.splitlines()[0])
+    with pytest.raises(UserError, match=r"plots/ppo\.csv: no rows: run dvc repro train_ppo"):
+        evaluate.main(stage)
