@@ -31,7 +31,7 @@ def pipeline(overrides: list[str]) -> Summary:
     with tracking.pipeline_run(raw, tags) as run:
         run.log_artifact(CHECKOUT / config.PARAMS_FILE)
         outcomes = _run_stages(raw, params, run.id)
-        evaluation = summary.read_evaluation(CHECKOUT / summary.METRICS)
+        evaluation = summary.read_evaluation(CHECKOUT)
         run.log_metrics(flat(evaluation))
         run.log_artifact(CHECKOUT / "dvc.lock")
         result = Summary(

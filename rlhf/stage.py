@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf import config, hashes, runtime
 from rlhf.errors import UserError
@@ -28,6 +28,8 @@ from rlhf.params import Params
 
 if TYPE_CHECKING:
     from rlhf.tracking import Run
+
+T = TypeVar("T")
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -64,10 +66,12 @@ class Stage:
         """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
         found = self.workspace / path
         if not found.exists():
-            writer = next((stage for made, stage in WRITERS.items() if path.startswith(made)), None)
-            hint = f"run dvc repro {writer}" if writer else "check the path"
-            raise UserError(f"{path} is missing: {hint}")
+            raise UserError(f"{path} is missing: {_remedy(path)}")
         return found
+
+    def read_json(self, path: str, parse: Callable[[Any], T]) -> T:
+        """`read_json` of an input in the workspace."""
+        return read_json(self.workspace, path, parse)
 
     def output(self, path: str) -> Path:
         """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
@@ -78,8 +82,8 @@ class Stage:
         return target
 
     def scratch(self, path: str) -> Path:
-        """An empty directory for what people look at and DVC does not hash."""
-        target = self.place / path
+        """An empty directory under runs/ for what people look at and DVC neither hashes nor restores."""
+        target = self.workspace / "runs" / self.name / path
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         return target
@@ -111,6 +115,26 @@ class Stage:
 def write_json(path: Path, values: Mapping[str, object]) -> None:
     """Writes JSON as every metrics file here is written: the same values, the same bytes."""
     path.write_text(json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(workspace: Path, path: str, parse: Callable[[Any], T]) -> T:
+    """What `parse` takes out of the JSON file `path` of a workspace.
+
+    Raises UserError that names the stage that makes the file where it is missing, broken, or not what `parse` expects.
+    """
+    try:
+        return parse(json.loads((workspace / path).read_bytes()))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_remedy(path)}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        fault = type(error).__name__
+        raise UserError(f"{path}: not as its stage writes it ({fault}): {_remedy(path)}") from None
+
+
+def _remedy(path: str) -> str:
+    """What to do where an input is missing or broken."""
+    writer = next((stage for made, stage in WRITERS.items() if path.startswith(made)), None)
+    return f"run dvc repro {writer}" if writer else "check the path"
 
 
 def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:

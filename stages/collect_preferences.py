@@ -14,7 +14,7 @@ from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.data.preferences import Pair, make_pairs, split_pairs, write_pairs
 from rlhf.data.prompts import decode_response, encode_prompts
 from rlhf.errors import UserError
-from rlhf.generation.engine import generate
+from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import sampling_copy
 from rlhf.models.checkpoints import load_policy, load_tokenizer
 from rlhf.runtime import device, matmul_dtype, progress
@@ -63,15 +63,13 @@ def sample_answers(stage: Stage, problems: list[Problem], numbers: np.ndarray) -
     rows = [row for row, prompt in enumerate(prompts) if prompt is not None for _ in range(settings.samples)]
     which = np.arange(len(rows)) % settings.samples
     with progress("collect_preferences", len(rows)) as bar:
-        samples = generate(
+        samples = sample_responses(
             model,
+            tokenizer,
             [prompts[row] or [] for row in rows],
-            stop_ids=[tokenizer.eos_token_id],
-            pad_id=tokenizer.eos_token_id,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
+            token_uniforms(seed, Purpose.PREFERENCES, 0, numbers[rows], which, settings.max_new_tokens),
             temperature=settings.temperature,
-            uniforms=token_uniforms(seed, Purpose.PREFERENCES, 0, numbers[rows], which, settings.max_new_tokens),
+            batch_size=settings.batch_size,
             on_rows=bar.advance,
         )
     texts: list[list[str]] = [[] for _ in problems]

@@ -7,17 +7,17 @@ Test decides nothing; the gate split decides about promotion. Both models decode
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf import runtime
+from rlhf import runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
+from rlhf.errors import UserError
 from rlhf.evaluation import report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
 from rlhf.evaluation.statistics import accuracies_csv, compare, flat
 from rlhf.models import checkpoints
-from rlhf.stage import Stage, run_stage
+from rlhf.stage import Stage, run_stage, write_json
 
 SPLITS = ("gate", "test")
 MODELS = {"sft": "SFT", "policy": "Policy"}
@@ -30,21 +30,24 @@ def main(stage: Stage) -> None:
     params = stage.params
     problems = {split: _problems(stage, split) for split in SPLITS}
     directories = {name: stage.input(f"models/{name}") for name in MODELS}
-    ppo_metrics, ppo_curve = stage.input("metrics/ppo.json"), stage.input("plots/ppo.csv")
+    ppo = stage.read_json("metrics/ppo.json", lambda ppo: {"best_iteration": int(ppo["best_iteration"])})
+    curve = report.read_rows(stage.input("plots/ppo.csv"))
+    if not curve:
+        raise UserError("plots/ppo.csv: no rows: run dvc repro train_ppo")
     sft, policy = (_evaluate(stage, name, directory, problems) for name, directory in directories.items())
     method, confidence = params.verifier.method, params.evaluation.confidence
     metrics = {split: compare(sft[split], policy[split], method, confidence) for split in SPLITS}
 
-    stage.output("metrics/evaluation.json").write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    write_json(stage.output("metrics/evaluation.json"), metrics)
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
-    page = stage.scratch("reports/evaluation") / "index.html"
+    page = stage.output("reports/evaluation/index.html")
     html = report.render(
         metrics=metrics,
-        ppo=json.loads(ppo_metrics.read_text()),
-        iterations=report.read_rows(ppo_curve),
+        ppo=ppo,
+        iterations=curve,
         samples=report.pick_samples(sft["test"], policy["test"], params.evaluation.samples),
         checkpoints=[_lineage(name, directory) for name, directory in directories.items()],
-        params=params.model_dump(),
+        params=tracking.params_of(stage.name, params.model_dump()),
     )
     page.write_text(html, encoding="utf-8")
 

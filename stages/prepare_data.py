@@ -5,6 +5,8 @@ python -m stages.prepare_data data.source=files data.reads=DIRECTORY
 
 from __future__ import annotations
 
+from shutil import rmtree
+
 from rlhf.data.expectations import validate
 from rlhf.data.gsm8k import SPLITS, Splits, prepare, write_prepared
 from rlhf.stage import Stage, run_stage
@@ -13,11 +15,13 @@ from rlhf.stage import Stage, run_stage
 def main(stage: Stage) -> None:
     """Writes data/prepared and metrics/data_validation.json; raises UserError where the gate refuses the data."""
     splits = prepare(stage.params.data)
-    docs = stage.scratch("reports/data_docs")
+    docs = stage.scratch("data_docs")
     verdict = validate(splits, docs)
     stage.log.log_artifact(docs)
     stage.log.log_metrics(counts(splits))
-    verdict.refuse_failures()
+    verdict.refuse_failures(docs)
+    # Data Docs hold times, so they are no DVC output; on disk they would outlive the data that DVC swaps below them.
+    stage.after_publishing(lambda: rmtree(docs))
 
     verdict.write(stage.output("metrics/data_validation.json"))
     directory = stage.output("data/prepared")

@@ -24,15 +24,15 @@ MAKERS = {"models/policy": "train_ppo", "metrics/evaluation.json": "evaluate"}
 
 def main(stage: Stage) -> None:
     name, policy = stage.params.registry.name, stage.input("models/policy")
-    evaluation = json.loads(stage.input("metrics/evaluation.json").read_text(encoding="utf-8"))
-    ppo = json.loads(stage.input("metrics/ppo.json").read_text(encoding="utf-8"))
+    metrics = stage.read_json("metrics/evaluation.json", scores)
+    metrics |= {"ppo.best_iteration": stage.read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))}
     version = registry.find_version(name, checkpoint_hash(policy))
     state = "already registered"
     if version is None:
         version = registry.register_policy(
             policy,
             name=name,
-            metrics=scores(evaluation) | {"ppo.best_iteration": ppo["best_iteration"]},
+            metrics=metrics,
             lineage=lineage(stage, read_manifest(policy)),
             max_new_tokens=stage.params.ppo.sampling.max_new_tokens,
             run=stage.log,
@@ -46,8 +46,8 @@ def scores(evaluation: Mapping[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for split in SPLITS:
         result = evaluation[split]
-        flat |= {f"{split}.{model}_accuracy": result[model]["accuracy"] for model in ("sft", "policy")}
-        flat |= {f"{split}.{key}": result[key] for key in ("gain", "gain_low", "p_value")}
+        flat |= {f"{split}.{model}_accuracy": float(result[model]["accuracy"]) for model in ("sft", "policy")}
+        flat |= {f"{split}.{key}": float(result[key]) for key in ("gain", "gain_low", "p_value")}
     return flat
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.data.preferences import Pair, read_pairs
 from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.errors import UserError
-from rlhf.generation.engine import generate
+from rlhf.generation.responses import sample_responses
 from rlhf.models import reward_model
 from rlhf.models.actor_critic import sampling_copy
 from rlhf.models.batches import pad
@@ -107,17 +107,13 @@ def normalise(
     encoded = encode_prompts(tokenizer, [questions[row] for row in rows], stage.params.prompt)
     prompts = [prompt for prompt in encoded if prompt is not None]
     with progress("train_reward: normalisation", len(prompts)) as bar:
-        samples = generate(
+        samples = sample_responses(
             sampling_copy(policy, dtype),
+            tokenizer,
             prompts,
-            stop_ids=[tokenizer.eos_token_id],
-            pad_id=tokenizer.eos_token_id,
-            max_new_tokens=sampling.max_new_tokens,
-            batch_size=sampling.batch_size,
+            token_uniforms(seed, Purpose.NORMALISATION, 1, rows, places // len(questions), sampling.max_new_tokens),
             temperature=sampling.temperature,
-            uniforms=token_uniforms(
-                seed, Purpose.NORMALISATION, 1, rows, places // len(questions), sampling.max_new_tokens
-            ),
+            batch_size=sampling.batch_size,
             on_rows=bar.advance,
         )
     finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]

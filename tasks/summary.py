@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf import anchors
-from rlhf.errors import UserError
+from rlhf.stage import read_json
 
 NO_RUN = "none: the tracking server was out of reach"
-METRICS = Path("metrics/evaluation.json")
+METRICS = "metrics/evaluation.json"
 REPORT = Path("reports/evaluation/index.html")
 SPLITS = ("gate", "test")
 MLFLOW_UI_PORT = 5000
@@ -33,13 +32,9 @@ class Summary:
     """Stages that DVC skipped or restored."""
 
 
-def read_evaluation(path: Path) -> dict[str, Any]:
-    """The content of metrics/evaluation.json; raises UserError where it is missing or broken."""
-    try:
-        evaluation = json.loads(path.read_text())
-        return {split: evaluation[split] for split in SPLITS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no evaluation to read ({type(error).__name__}): run dvc repro evaluate") from None
+def read_evaluation(workspace: Path) -> dict[str, Any]:
+    """The splits of metrics/evaluation.json; raises UserError where it is missing or broken."""
+    return read_json(workspace, METRICS, lambda evaluation: {split: evaluation[split] for split in SPLITS})
 
 
 def as_text(summary: Summary) -> str:

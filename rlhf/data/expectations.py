@@ -60,11 +60,12 @@ class Verdict:
     """{"success", "splits": {split: {"rows", "expectations": {name: {"success", "unexpected"}}}}}"""
     failures: tuple[Failure, ...]
 
-    def refuse_failures(self) -> None:
-        """Raises UserError with one line for each failed expectation."""
+    def refuse_failures(self, docs: Path) -> None:
+        """Raises UserError with one line for each failed expectation, and the Data Docs for the rest of the rows."""
         if self.failures:
             lines = "\n".join(f"  {failure}" for failure in self.failures)
-            raise UserError(f"data: {len(self.failures)} expectations failed: correct these rows\n{lines}")
+            what_to_do = f"correct these rows ({docs / 'index.html'} shows more)"
+            raise UserError(f"data: {len(self.failures)} expectations failed: {what_to_do}\n{lines}")
 
     def write(self, path: Path) -> None:
         """Writes the numbers as JSON."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response
-from rlhf.generation.engine import generate
+from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, micro_batches, pad
 from rlhf.params import Ppo, Sampling
@@ -113,15 +113,13 @@ def sample(
     rows = np.repeat(numbers, samples_per_prompt)
     which = np.array([np.count_nonzero(rows[:place] == row) for place, row in enumerate(rows)])
     chosen = [prompts[row] for row in rows.tolist()]
-    samples = generate(
+    samples = sample_responses(
         model,
+        tokenizer,
         [prompt.tokens for prompt in chosen],
-        stop_ids=[tokenizer.eos_token_id],
-        pad_id=tokenizer.eos_token_id,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
+        token_uniforms(seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens),
         temperature=settings.temperature,
-        uniforms=token_uniforms(seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens),
+        batch_size=settings.batch_size,
     )
     batch = pad([p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id).to(model.device)
     flat = torch.tensor([value for s in samples for value in s.logprobs], device=model.device)

@@ -44,7 +44,7 @@ OUTS = {
     "collect_preferences": {"data/preferences"},
     "train_reward": {"models/reward", "metrics/reward_model.json"},
     "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv"},
-    "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv"},
+    "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv", "reports/evaluation/index.html"},
     "register": set(),
 }
 STAGES = list(OUTS)
@@ -70,8 +70,7 @@ def test_every_stage_ran_once_and_left_its_outputs(pipeline: Pipeline) -> None:
     for outs in locked.values():
         for path, md5 in outs.items():
             assert dvc_md5(pipeline.place / path) == md5, path
-    assert (pipeline.place / "reports/evaluation/index.html").is_file()
-    assert (pipeline.place / "reports/data_docs/index.html").is_file()
+    assert not (pipeline.place / "runs/prepare_data/data_docs").exists()
     assert pipeline.succeed("git", "status", "--porcelain") == "?? dvc.lock\n"
 
 
@@ -327,6 +326,15 @@ def test_a_second_repro_runs_register_alone_and_changes_nothing(pipeline: Pipeli
     assert [stage for stage in STAGES if f"Stage '{stage}' didn't change, skipping" in output] == STAGES[:-1]
     assert pipeline.server_state() == before
     assert (pipeline.place / "dvc.lock").read_bytes() == lock
+
+
+def test_dvc_restores_the_report_with_the_metrics(pipeline: Pipeline) -> None:
+    page = pipeline.place / "reports/evaluation/index.html"
+    before = page.read_bytes()
+    page.write_text("the page of another policy")
+    (pipeline.place / "metrics/evaluation.json").unlink()
+    assert stages_run(pipeline.succeed("dvc", "repro")) == ["register"]
+    assert page.read_bytes() == before
 
 
 def test_the_same_run_by_hand_gives_the_same_bytes(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -377,15 +377,12 @@ def test_overrides_write_beside_dvcs_outs_and_say_where(workspace, log, capsys):
     def main(stage: Stage) -> None:
         assert stage.params.ppo.lr == 1e-5
         assert stage.input("models/policy/weights").read_text() == "old"
-        (stage.scratch("reports/evaluation") / "page").write_text("page")
         write_new(stage)
 
     run_stage("train_ppo", main, ("ppo.lr=1e-5",))
     assert outputs() == OLD
     (place,) = Path("runs/train_ppo").iterdir()
-    assert files(str(place)) == {f"{place}/{path}": text for path, text in NEW.items()} | {
-        f"{place}/reports/evaluation/page": "page"
-    }
+    assert files(str(place)) == {f"{place}/{path}": text for path, text in NEW.items()}
     assert f"go to {place}, not to DVC's" in capsys.readouterr().out
     assert log.outs["metrics/ppo.json"] == dvc_md5(place / "metrics/ppo.json")
 
@@ -425,6 +422,32 @@ def test_a_missing_input_names_the_stage_that_makes_it(workspace):
     assert stage.input("models/policy") == workspace / "models/policy"
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "JSONDecodeError"),
+        (b'{"best_iteration": 3', "JSONDecodeError"),
+        (b"\xff\xfe\x00", "UnicodeDecodeError"),
+        (b"[]", "TypeError"),
+        (b"{}", "KeyError"),
+        (b'{"best_iteration": null}', "TypeError"),
+    ],
+    ids=str,
+)
+def test_a_damaged_input_names_the_stage_that_makes_it(workspace, content, fault):
+    (workspace / "metrics/ppo.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^metrics/ppo\.json: .*\({fault}\): run dvc repro train_ppo$"):
+        make_stage(workspace).read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))
+
+
+def test_json_is_read_and_a_missing_file_is_named(workspace):
+    stage = make_stage(workspace)
+    write_json(workspace / "metrics/ppo.json", {"best_iteration": 3})
+    assert stage.read_json("metrics/ppo.json", lambda ppo: ppo["best_iteration"]) == 3
+    with pytest.raises(UserError, match=r"^metrics/evaluation\.json is missing: run dvc repro evaluate$"):
+        stage.read_json("metrics/evaluation.json", dict)
+
+
 def test_the_writers_are_those_of_the_pipeline():
     """Every path that one stage reads and another makes is in the table, under the stage that makes it."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
@@ -442,11 +465,11 @@ def test_the_writers_are_those_of_the_pipeline():
     assert {path: makers[path] for path in WRITERS} == WRITERS
 
 
-def test_scratch_is_emptied_in_the_workspace(workspace):
+def test_scratch_is_emptied_and_lies_where_nothing_is_taken_for_an_output(workspace):
     stage = make_stage(workspace)
-    (stage.scratch("reports/data_docs") / "old").write_text("old")
-    place = stage.scratch("reports/data_docs")
-    assert place == workspace / "reports/data_docs"
+    (stage.scratch("data_docs") / "old").write_text("old")
+    place = stage.scratch("data_docs")
+    assert place == workspace / "runs/evaluate/data_docs"
     assert list(place.iterdir()) == []
 
 

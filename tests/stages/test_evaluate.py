@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,33 @@ def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixt
     assert sentence in capsys.readouterr().out
 
 
+def page_of(stage: Stage) -> str:
+    """The report as the stage makes it, taken away again."""
+    evaluate.main(stage)
+    assert not (stage.place / "reports").exists()
+    stage.publish()
+    page = stage.place / "reports/evaluation/index.html"
+    text = page.read_text(encoding="utf-8")
+    page.unlink()
+    page.parent.rmdir()
+    page.parent.parent.rmdir()
+    return text
+
+
+def test_the_report_depends_on_nothing_that_does_not_rerun_the_stage(stage: Stage) -> None:
+    """DVC restores it by the stage's deps and params: other params, another place, another hour must not show."""
+    first = page_of(stage)
+    assert page_of(stage) == first
+    others = ["seed=7", "reward_model.lr=0.5", "registry.name=other", "sft.finetune.steps=1", "ppo.lr=0.25"]
+    params = validate(
+        compose(["scale=smoke", "runtime.device=cpu", "data=files", f"data.reads={stage.place}", *others])
+    )
+    assert page_of(replace(stage, params=params)) == first
+    assert str(stage.workspace) not in first
+    params = validate(compose(["scale=smoke", "runtime.device=cpu", "evaluation.samples=3"]))
+    assert page_of(replace(stage, params=params)) != first
+
+
 @pytest.mark.usefixtures("answers")
 def test_logs_numbers_samples_report_and_datasets(stage: Stage, log: Log) -> None:
     evaluate.main(stage)
@@ -148,3 +176,22 @@ def test_a_missing_policy_names_its_stage(stage: Stage) -> None:
     with pytest.raises(UserError, match="models/policy is missing: run dvc repro train_ppo"):
         evaluate.main(stage)
     assert not (stage.workspace / "metrics/evaluation.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"best_iteration": ', "{}"])
+def test_damaged_metrics_of_ppo_are_told_before_anything_is_evaluated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: pytest.fail("evaluated"))
+    (stage.workspace / "metrics/ppo.json").write_text(content)
+    with pytest.raises(UserError, match=r"metrics/ppo\.json: not as its stage writes it .*: run dvc repro train_ppo"):
+        evaluate.main(stage)
+
+
+def test_a_curve_without_rows_is_told_before_anything_is_evaluated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: pytest.fail("evaluated"))
+    (stage.workspace / "plots/ppo.csv").write_text(PPO_CSV.splitlines()[0])
+    with pytest.raises(UserError, match=r"plots/ppo\.csv: no rows: run dvc repro train_ppo"):
+        evaluate.main(stage)

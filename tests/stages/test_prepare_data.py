@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,11 @@ class Log:
 
 
 class FakeStage:
-    """Outputs and scratch under one directory."""
+    """Outputs and scratch under one directory, in place at once."""
 
     def __init__(self, place: Path, params: Params) -> None:
         self.place, self.params, self.log = place, params, Log()
+        self.actions: list[Callable[[], None]] = []
 
     def output(self, path: str) -> Path:
         target = self.place / path
@@ -46,14 +48,19 @@ class FakeStage:
         return target
 
     def scratch(self, path: str) -> Path:
-        target = self.place / path
+        target = self.place / "runs" / path
         target.mkdir(parents=True)
         return target
+
+    def after_publishing(self, action: Callable[[], None]) -> None:
+        self.actions.append(action)
 
 
 def prepared(place: Path, *overrides: str) -> FakeStage:
     stage = FakeStage(place, validate(compose(["scale=smoke", *overrides])))
     main(stage)  # type: ignore[arg-type]
+    for action in stage.actions:
+        action()
     return stage
 
 
@@ -67,7 +74,8 @@ def test_writes_the_splits_and_the_verdict_and_logs_them(tmp_path: Path, capsys:
         "careless_share.train": pytest.approx(0.45, abs=0.12)
     }
     assert stage.log.datasets == [(f"{split}.parquet", split, split) for split in SPLITS]
-    assert stage.log.artifacts == [tmp_path / "reports/data_docs"]
+    assert stage.log.artifacts == [tmp_path / "runs/data_docs"]
+    assert not stage.log.artifacts[0].exists()
     assert "16 validation, 16 gate, 24 test rows, all expectations met" in capsys.readouterr().out
 
 
@@ -93,7 +101,8 @@ def test_a_failed_expectation_stops_before_any_output_but_shows_its_docs(tmp_pat
     with pytest.raises(UserError, match=r"3 expectations failed") as caught:
         prepared(place, "data=files", f"data.reads='{source}'")
     assert repr(broken["question"]) in str(caught.value)
-    assert (place / "reports/data_docs/index.html").is_file()
+    assert str(place / "runs/data_docs/index.html") in str(caught.value)
+    assert (place / "runs/data_docs/index.html").is_file()
     assert not (place / "data").exists()
     assert not (place / "metrics").exists()
 

@@ -141,3 +141,14 @@ def test_a_server_that_is_down_fails_the_stage_with_one_line(workspace, monkeypa
 def test_a_missing_input_names_the_stage_to_run(workspace, capfd, path, writer):
     (workspace / path).unlink()
     assert f"{path} is missing: run dvc repro {writer}" in failure(capfd)
+
+
+@pytest.mark.parametrize(
+    ("path", "writer"), [("metrics/evaluation.json", "evaluate"), ("metrics/ppo.json", "train_ppo")]
+)
+@pytest.mark.parametrize("content", ["", '{"gate": {"sft": ', "{}", "[]"])
+def test_a_damaged_input_names_the_stage_to_run(workspace, capfd, path, writer, content):
+    (workspace / path).write_text(content)
+    line = failure(capfd)
+    assert line.startswith(f"register: {path}: not as its stage writes it")
+    assert line.endswith(f"run dvc repro {writer}\n")

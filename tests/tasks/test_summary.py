@@ -78,16 +78,18 @@ def test_a_run_in_the_local_database_is_linked_to_the_page_of_make_ui(monkeypatc
 
 
 def test_evaluation_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "evaluation.json"
+    path = tmp_path / "metrics/evaluation.json"
+    path.parent.mkdir()
     evaluation = {"gate": split(1, 0.0, 1.0), "test": split(2, 0.0, 1.0)}
     path.write_text(json.dumps(evaluation))
-    assert read_evaluation(path) == evaluation
+    assert read_evaluation(tmp_path) == evaluation
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"gate": {}}'])
 def test_an_evaluation_that_cannot_be_read_is_one_line(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "evaluation.json"
+    path = tmp_path / "metrics/evaluation.json"
+    path.parent.mkdir()
     if content is not None:
         path.write_text(content)
     with pytest.raises(UserError, match="run dvc repro evaluate"):
-        read_evaluation(path)
+        read_evaluation(tmp_path)

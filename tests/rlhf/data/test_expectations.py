@@ -47,7 +47,7 @@ def failures(verdict: Verdict) -> dict[tuple[str, str], tuple[int, list[int]]]:
 
 def test_sound_data_passes_every_expectation(tmp_path: Path) -> None:
     verdict = validate(sound(), tmp_path / "docs")
-    verdict.refuse_failures()
+    verdict.refuse_failures(tmp_path / "docs")
     assert failures(verdict) == {}
     for split in SPLITS:
         numbers = verdict.numbers["splits"][split]
@@ -115,12 +115,12 @@ def test_too_few_rows_fail(tmp_path: Path) -> None:
     verdict = validate(splits, tmp_path)
     assert failures(verdict) == {("test", "there are at least 8 rows"): (0, [])}
     with pytest.raises(UserError, match=r"test: expected that there are at least 8 rows: there are 7"):
-        verdict.refuse_failures()
+        verdict.refuse_failures(tmp_path)
 
 
 def message(splits: Splits, docs: Path) -> Sequence[str]:
     with pytest.raises(UserError) as caught:
-        validate(splits, docs).refuse_failures()
+        validate(splits, docs).refuse_failures(docs)
     return str(caught.value).splitlines()
 
 
@@ -130,7 +130,8 @@ def test_the_message_names_expectation_split_count_and_rows(tmp_path: Path) -> N
         splits["train"][i] = replace(splits["train"][i], demonstration="x", question=f"Question {i} " + "long " * 30)
     splits["gate"][0] = replace(splits["gate"][0], gold="many")
     first, train, gate = message(splits, tmp_path)
-    assert first == "data: 2 expectations failed: correct these rows"
+    page = tmp_path / "index.html"
+    assert first == f"data: 2 expectations failed: correct these rows ({page} shows more)"
     assert train == (
         "  train: expected that the demonstration ends in a #### line: 5 of its rows fail: "
         "row 4 'Question 4 long long long long long long long long long lon\u2026', "
