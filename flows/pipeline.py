@@ -12,13 +12,12 @@ from __future__ import annotations
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from types import FrameType
 
 from flows import servers
 from rlhf import anchors, config
-from rlhf.errors import UserError
+from rlhf.errors import run_command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,19 +26,12 @@ def main(arguments: Sequence[str]) -> int:
         print((__doc__ or "").strip())
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        config.check_sources(config.compose(arguments), anchors.CHECKOUT)
-        print(_run(list(arguments)))
-        return 0
-    except UserError as error:
-        return _stop(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _stop("interrupted: every stage that was done stays done, run it again to go on", 1)
-    except Exception as error:
-        return _stop(_unexpected(error), 1)
+    interrupted = "interrupted: every stage that was done stays done, run it again to go on"
+    return run_command("pipeline", lambda: _run(list(arguments)), interrupted)
 
 
-def _run(overrides: list[str]) -> str:
+def _run(overrides: list[str]) -> None:
+    config.check_sources(config.compose(overrides), anchors.CHECKOUT)
     start = time.monotonic()
     with servers.prefect_api() as wait_for_api:
         from flows.console import take_over
@@ -53,24 +45,11 @@ def _run(overrides: list[str]) -> str:
         finally:
             console.end_line()
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
-    return f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}"
+    print(f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _unexpected(error: Exception) -> str:
-    """Keeps the traceback of an unexpected error in a file and says where."""
-    log = anchors.CHECKOUT / "runs" / "pipeline-error.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return f"{type(error).__name__}: {config.first_line(error)}: not expected, please report it with {log}"
-
-
-def _stop(message: str, code: int) -> int:
-    print(f"pipeline: {message}", file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

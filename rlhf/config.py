@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.errors import UsageError, UserError
+from rlhf.errors import UsageError, UserError, first_line, run_command
 from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory
 
 PARAMS_FILE = Path("params.yaml")
@@ -130,15 +131,17 @@ def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     from omegaconf import OmegaConf
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    text = OmegaConf.to_yaml(OmegaConf.create(raw)).encode()
     try:
-        temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)), encoding="utf-8")
-        if path.is_file() and path.read_bytes() == temporary.read_bytes():
+        if path.is_file() and path.read_bytes() == text:
             return
+        temporary.write_bytes(text)
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}: make room or access there") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses even to remove what is not there
+            temporary.unlink()
 
 
 def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -151,11 +154,6 @@ def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
             yield f"{prefix}{name}", field.description or ""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's name if it has none."""
-    return next((line.strip(" .") for line in str(error).splitlines() if line.strip(" .")), type(error).__name__)
-
-
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     match list(arguments):
@@ -165,6 +163,8 @@ def main(arguments: Sequence[str]) -> int:
         case ["check", *overrides]:
             load(overrides)
             print(f"{PARAMS_FILE} is valid")
+        case ["-h" | "--help"]:
+            print((__doc__ or "").strip())
         case ["help"]:
             for key, text in describe():
                 print(f"{key:36} {text}")
@@ -175,8 +175,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"config: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(run_command("config", lambda: main(sys.argv[1:])))
