@@ -13,11 +13,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from flows import servers
-from rlhf import anchors, config
+from rlhf import anchors, config, locks
 from rlhf.errors import run_command
+
+LOCK = Path(".cache/pipeline.lock")
+"""Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
 def _run(overrides: list[str]) -> None:
     config.check_sources(config.compose(overrides), anchors.CHECKOUT)
     start = time.monotonic()
-    with servers.prefect_api() as wait_for_api:
+    # Two at once in one checkout would train with each other's params.yaml.
+    only_one = locks.exclusive(anchors.CHECKOUT / LOCK, "is running here: wait for it or stop it")
+    with only_one, servers.prefect_api() as wait_for_api:
         from flows.console import take_over
         from flows.pipeline_flow import pipeline
         from tasks.summary import as_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
@@ -22,7 +21,8 @@ from tasks.summary import Summary
 def pipeline(overrides: list[str]) -> Summary:
     """Composes params.yaml from Hydra `overrides` (`scale=tiny`, `ppo.kl.coef=0.02`) and brings every stage up to date.
 
-    Raises UsageError for wrong overrides and StageFailedError for the first stage that fails.
+    To be called with the checkout's lock held. Raises UsageError for wrong overrides, UserError where params.yaml is
+    changed meanwhile, and StageFailedError for the first stage that fails.
     """
     raw = config.compose(overrides)
     params = config.validate(raw)
@@ -44,11 +44,12 @@ def pipeline(overrides: list[str]) -> Summary:
     return result
 
 
-def _run_stages(raw: Mapping[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
+def _run_stages(raw: dict[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
     """Runs one stage after the other, for a DVC workspace takes one at a time; Prefect draws what depends on what."""
     states: dict[str, Any] = {}
     outcomes = {}
     for name, needed in upstream(CHECKOUT / "dvc.yaml", raw).items():
+        config.require_unchanged(raw, CHECKOUT / config.PARAMS_FILE)
         attempt = run_stage.with_options(retries=retries(name, params), retry_delay_seconds=RETRY_DELAY_SECONDS)
         waits = [states[stage] for stage in needed]
         states[name] = attempt(name, parent_run_id, wait_for=waits, return_state=True)

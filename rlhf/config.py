@@ -128,10 +128,7 @@ def check_sources(raw: dict[str, Any], workspace: Path) -> None:
 
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     """Writes `raw` as `dvc exp run -S` does, byte for byte, atomically; leaves an equal file alone."""
-    from omegaconf import OmegaConf
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    text = OmegaConf.to_yaml(OmegaConf.create(raw)).encode()
+    temporary, text = path.with_name(f".{path.name}.{os.getpid()}"), _as_yaml(raw)
     try:
         if path.is_file() and path.read_bytes() == text:
             return
@@ -142,6 +139,18 @@ def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     finally:
         with suppress(OSError):  # a read-only disk refuses even to remove what is not there
             temporary.unlink()
+
+
+def require_unchanged(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
+    """Raises UserError where `path` is no longer what `write` made of `raw`."""
+    if not path.is_file() or path.read_bytes() != _as_yaml(raw):
+        raise UserError(f"{path.name} was changed while the pipeline ran: run it again with the choices that you want")
+
+
+def _as_yaml(raw: dict[str, Any]) -> bytes:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(raw)).encode()
 
 
 def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -120,7 +120,7 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
 
 
 def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
-    from rlhf.tracking import stage_run
+    from rlhf.tracking import params_of, stage_run
 
     workspace = Path.cwd()
     params = config.load(arguments)
@@ -133,6 +133,9 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
     with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
         main(stage)
+        # DVC records the params as they are when the stage has ended, and would take this result for theirs.
+        if not arguments and params_of(name, config.load().model_dump()) != params_of(name, params.model_dump()):
+            raise UserError(f"{config.PARAMS_FILE} was changed while {name} ran: run it again")
         log.tag_outs(stage.publish())
 
 

@@ -159,7 +159,7 @@ def stage_run(stage: str, params: Mapping[str, object]) -> Iterator[Run]:
 
     Of the nested `params` it shows those of SECTIONS. It ends as FINISHED, FAILED, or KILLED when interrupted.
     """
-    run = Run(_server(), stage, _tags(stage, "stages", os.environ.get(PARENT_VARIABLE, "")), _params_of(stage, params))
+    run = Run(_server(), stage, _tags(stage, "stages", os.environ.get(PARENT_VARIABLE, "")), params_of(stage, params))
     if stage not in MADE_ON_DEMAND:
         run.flush()
     with _ended(run, on_demand=stage in MADE_ON_DEMAND):
@@ -226,6 +226,13 @@ def git_tags() -> dict[str, str]:
     return {"mlflow.source.git.commit": commit, "git.dirty": str(dirty).lower()}
 
 
+def params_of(stage: str, params: Mapping[str, object]) -> dict[str, object]:
+    """Those of the nested `params` that `stage` depends on, under dotted keys."""
+    flat = flatten(params)
+    sections = SECTIONS[stage]
+    return {key: value for key, value in flat.items() if any(f"{key}.".startswith(f"{s}.") for s in sections)}
+
+
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as one, with dotted keys: {"a": {"b": 1}} gives {"a.b": 1}."""
     flat: dict[str, object] = {}
@@ -258,12 +265,6 @@ def _server() -> Server:
 def _tags(name: str, package: str, parent: str = "") -> dict[str, str]:
     source = {"mlflow.source.name": f"python -m {package}.{name}", "mlflow.source.type": "LOCAL"}
     return {"stage": name} | ({"mlflow.parentRunId": parent} if parent else {}) | source | git_tags()
-
-
-def _params_of(stage: str, params: Mapping[str, object]) -> dict[str, object]:
-    flat = flatten(params)
-    sections = SECTIONS[stage]
-    return {key: value for key, value in flat.items() if any(f"{key}.".startswith(f"{s}.") for s in sections)}
 
 
 def _experiment(client: MlflowClient) -> str:

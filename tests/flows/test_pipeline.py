@@ -45,7 +45,7 @@ manner = pathlib.Path("manner").read_text()
 print("train_ppo: loading")
 if manner == "fail":
     sys.exit("train_ppo: models/sft: broken: make it again")
-while manner == "slow":
+while pathlib.Path("manner").read_text() == "slow":
     time.sleep(0.1)
 """
 
@@ -114,6 +114,26 @@ def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     assert failed.returncode == 1
     assert f"{'evaluate':20}unchanged" in out.splitlines()
     assert err == "pipeline: train_ppo: models/sft: broken: make it again\n"
+
+
+def test_a_second_run_is_refused_and_changed_params_stop_the_first(checkout: Path) -> None:
+    first = pipeline(checkout, "slow", "scale=smoke")
+    for _ in lines_until(first, "loading"):
+        pass
+    written = (checkout / "params.yaml").read_text()
+    second = pipeline(checkout, "slow", "scale=smoke", "seed=7")
+    out, err = second.communicate(timeout=PATIENCE_SECONDS)
+    assert (second.returncode, out) == (1, "")
+    assert err == f"pipeline: process {first.pid} is running here: wait for it or stop it\n"
+    assert (checkout / "params.yaml").read_text() == written
+
+    (checkout / "params.yaml").write_text(written.replace("seed: 0", "seed: 7"))
+    (checkout / "manner").write_text("quick")
+    out, err = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 1
+    assert err.startswith("pipeline: params.yaml was changed while the pipeline ran: ")
+    assert err.count("\n") == 1
+    assert "register" not in out
 
 
 @pytest.mark.skipif(not LINUX, reason="counts processes in /proc")

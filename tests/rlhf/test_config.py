@@ -119,6 +119,16 @@ def test_a_read_only_disk_is_told_in_one_line_and_no_matter_where_nothing_change
         config.write(config.compose(["seed=1"]), path)
 
 
+def test_a_file_that_somebody_changed_is_noticed(tmp_path):
+    path, raw = tmp_path / "params.yaml", config.compose()
+    config.write(raw, path)
+    config.require_unchanged(raw, path)
+    for changed in (config.compose(["seed=1"]), None):
+        path.unlink() if changed is None else config.write(changed, path)
+        with pytest.raises(UserError, match=r"^params\.yaml was changed while the pipeline ran: run it again"):
+            config.require_unchanged(raw, path)
+
+
 # --- what compose refuses
 
 

@@ -124,7 +124,7 @@ def test_a_stages_commands_and_outs():
 def test_a_stages_run_shows_the_params_that_the_stage_depends_on():
     raw = config.compose()
     for stage, block in STAGES.items():
-        shown = tracking.flatten(tracking._params_of(stage, raw))
+        shown = tracking.flatten(tracking.params_of(stage, raw))
         assert {key for key in KEYS if key in shown} == {key for key in KEYS if covered(key, block["params"])}, stage
 
 
