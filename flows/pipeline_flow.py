@@ -13,7 +13,7 @@ from rlhf.anchors import CHECKOUT
 from rlhf.evaluation.statistics import flat
 from rlhf.params import Params
 from tasks import summary
-from tasks.dvc_stages import RETRY_DELAY_SECONDS, Outcome, retries, run_stage, upstream
+from tasks.dvc_stages import RETRY_DELAY_SECONDS, Outcome, mend_rwlock, retries, run_stage, upstream
 from tasks.summary import Summary
 
 
@@ -27,6 +27,7 @@ def pipeline(overrides: list[str]) -> Summary:
     raw = config.compose(overrides)
     params = config.validate(raw)
     config.write(raw, CHECKOUT / config.PARAMS_FILE)
+    mend_rwlock(CHECKOUT)
     tags = {"overrides": " ".join(overrides), "prefect.flow_run": flow_run.name or ""}
     with tracking.pipeline_run(raw, tags) as run:
         run.log_artifact(CHECKOUT / config.PARAMS_FILE)
