@@ -9,6 +9,7 @@ params are refused before anything heavy is imported or started.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
@@ -18,7 +19,8 @@ from types import FrameType
 
 from flows import servers
 from rlhf import anchors, config, locks
-from rlhf.errors import run_command
+from rlhf.errors import UsageError, run_command
+from tasks.processes import end_with_parent
 
 LOCK = Path(".cache/pipeline.lock")
 """Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
@@ -31,7 +33,20 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     interrupted = "interrupted: every stage that was done stays done, run it again to go on"
-    return run_command("pipeline", lambda: _run(list(arguments)), interrupted)
+    return run_command("pipeline", lambda: _run(_overrides(arguments)), interrupted)
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    """The overrides in the arguments; `--from-make TEXT` has them all in one text, quoted as for a shell."""
+    match list(arguments):
+        case ["--from-make", text]:
+            end_with_parent()  # a make that is killed tells nobody
+            try:
+                return shlex.split(text)
+            except ValueError as error:
+                raise UsageError(f"overrides={text.strip()}: {error}: close every quotation") from None
+        case overrides:
+            return overrides
 
 
 def _run(overrides: list[str]) -> None:

@@ -92,6 +92,11 @@ def test_params_that_are_wrong_are_refused_before_anything_is_started() -> None:
     assert answer.stderr.count("\n") == 1
 
 
+def test_overrides_whose_quotes_are_open_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--from-make", " seed='1"]) == 2
+    assert capsys.readouterr().err == "pipeline: overrides=seed='1: No closing quotation: close every quotation\n"
+
+
 def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     out, err = pipeline(checkout, "quick", "scale=smoke", "seed=3").communicate(timeout=PATIENCE_SECONDS)
     assert err == ""
