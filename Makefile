@@ -12,10 +12,16 @@ STAMP := .venv/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := true
 
-# `make run scale=tiny reward=mixture seed=1 overrides="ppo.kl.coef=0.02 ppo.iterations=20"`; an environment variable
-# that happens to be called `data` chooses nothing.
-GROUPS := scale data reward critic kl seed
-CHOICES = $(foreach group,$(GROUPS),$(if $(findstring command,$(origin $(group))),$(group)=$($(group)))) $(overrides)
+# `make run scale=tiny reward=mixture overrides="ppo.kl.coef=0.02 ppo.iterations=20"`: every word on make's command line
+# that is not make's own goes to the composition, which refuses the ones that it does not know; an environment variable
+# that happens to be called `data` chooses nothing. No word passes through the shell's grammar: they go quoted, in an
+# environment variable.
+OWN := PYTHON SYSTEM_PACKAGES Q upgrade overrides
+WORDS := $(foreach word,$(filter-out $(OWN),$(sort $(.VARIABLES))),$(if $(filter command,$(origin $(word))),$(word)))
+CHOICES = $(foreach word,$(WORDS),'$(subst ','"'"',$(word)=$(value $(word)))')
+given = $(if $(filter command,$(origin $(1))),$(value $(1)))
+# Make exports what its command line sets, expanded: `$(...)` in a word would run.
+unexport $(WORDS) Q overrides
 
 # Debian packages beyond git and make. None so far: PostgreSQL and Chromium come with the tests that use them.
 SYSTEM_PACKAGES ?=
@@ -38,11 +44,13 @@ $(STAMP): requirements.lock
 	@$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
 	@touch $@
 
+run: export OVERRIDES = $(CHOICES) $(call given,overrides)
 run: $(STAMP) ## the whole pipeline: scale= data= reward= critic= kl= seed= overrides="key=value ..."
-	@$(BIN)/python -m flows.pipeline $(CHOICES)
+	@exec $(BIN)/python -m flows.pipeline --from-make "$$OVERRIDES"
 
+repro: export STAGE = $(call given,stage)
 repro: $(STAMP) ## dvc repro with params.yaml as it is; stage=NAME stops there
-	@$(BIN)/dvc repro $(stage)
+	@$(BIN)/dvc repro $$STAGE
 
 ui: $(STAMP) ## the Prefect and MLflow pages of this checkout, until Ctrl-C
 	@$(BIN)/python -m flows.ui

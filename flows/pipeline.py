@@ -9,16 +9,21 @@ params are refused before anything heavy is imported or started.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from flows import servers
-from rlhf import anchors, config
-from rlhf.errors import UserError
+from rlhf import anchors, config, locks
+from rlhf.errors import UsageError, run_command
+from tasks.processes import end_with_parent
+
+LOCK = Path(".cache/pipeline.lock")
+"""Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,21 +32,29 @@ def main(arguments: Sequence[str]) -> int:
         print((__doc__ or "").strip())
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        config.check_sources(config.compose(arguments), anchors.CHECKOUT)
-        print(_run(list(arguments)))
-        return 0
-    except UserError as error:
-        return _stop(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _stop("interrupted: every stage that was done stays done, run it again to go on", 1)
-    except Exception as error:
-        return _stop(_unexpected(error), 1)
+    interrupted = "interrupted: every stage that was done stays done, run it again to go on"
+    return run_command("pipeline", lambda: _run(_overrides(arguments)), interrupted)
 
 
-def _run(overrides: list[str]) -> str:
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    """The overrides in the arguments; `--from-make TEXT` has them all in one text, quoted as for a shell."""
+    match list(arguments):
+        case ["--from-make", text]:
+            end_with_parent()  # a make that is killed tells nobody
+            try:
+                return shlex.split(text)
+            except ValueError as error:
+                raise UsageError(f"overrides={text.strip()}: {error}: close every quotation") from None
+        case overrides:
+            return overrides
+
+
+def _run(overrides: list[str]) -> None:
+    config.check_sources(config.compose(overrides), anchors.CHECKOUT)
     start = time.monotonic()
-    with servers.prefect_api() as wait_for_api:
+    # Two at once in one checkout would train with each other's params.yaml.
+    only_one = locks.exclusive(anchors.CHECKOUT / LOCK, "is running here: wait for it or stop it")
+    with only_one, servers.prefect_api() as wait_for_api:
         from flows.console import take_over
         from flows.pipeline_flow import pipeline
         from tasks.summary import as_text
@@ -53,24 +66,11 @@ def _run(overrides: list[str]) -> str:
         finally:
             console.end_line()
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
-    return f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}"
+    print(f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _unexpected(error: Exception) -> str:
-    """Keeps the traceback of an unexpected error in a file and says where."""
-    log = anchors.CHECKOUT / "runs" / "pipeline-error.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return f"{type(error).__name__}: {config.first_line(error)}: not expected, please report it with {log}"
-
-
-def _stop(message: str, code: int) -> int:
-    print(f"pipeline: {message}", file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
@@ -14,7 +13,7 @@ from rlhf.anchors import CHECKOUT
 from rlhf.evaluation.statistics import flat
 from rlhf.params import Params
 from tasks import summary
-from tasks.dvc_stages import RETRY_DELAY_SECONDS, Outcome, retries, run_stage, upstream
+from tasks.dvc_stages import RETRY_DELAY_SECONDS, Outcome, mend_rwlock, retries, run_stage, upstream
 from tasks.summary import Summary
 
 
@@ -22,11 +21,13 @@ from tasks.summary import Summary
 def pipeline(overrides: list[str]) -> Summary:
     """Composes params.yaml from Hydra `overrides` (`scale=tiny`, `ppo.kl.coef=0.02`) and brings every stage up to date.
 
-    Raises UsageError for wrong overrides and StageFailedError for the first stage that fails.
+    To be called with the checkout's lock held. Raises UsageError for wrong overrides, UserError where params.yaml is
+    changed meanwhile, and StageFailedError for the first stage that fails.
     """
     raw = config.compose(overrides)
     params = config.validate(raw)
     config.write(raw, CHECKOUT / config.PARAMS_FILE)
+    mend_rwlock(CHECKOUT)
     tags = {"overrides": " ".join(overrides), "prefect.flow_run": flow_run.name or ""}
     with tracking.pipeline_run(raw, tags) as run:
         run.log_artifact(CHECKOUT / config.PARAMS_FILE)
@@ -44,11 +45,12 @@ def pipeline(overrides: list[str]) -> Summary:
     return result
 
 
-def _run_stages(raw: Mapping[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
+def _run_stages(raw: dict[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
     """Runs one stage after the other, for a DVC workspace takes one at a time; Prefect draws what depends on what."""
     states: dict[str, Any] = {}
     outcomes = {}
     for name, needed in upstream(CHECKOUT / "dvc.yaml", raw).items():
+        config.require_unchanged(raw, CHECKOUT / config.PARAMS_FILE)
         attempt = run_stage.with_options(retries=retries(name, params), retry_delay_seconds=RETRY_DELAY_SECONDS)
         waits = [states[stage] for stage in needed]
         states[name] = attempt(name, parent_run_id, wait_for=waits, return_state=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 
 from flows import servers
 from rlhf import anchors
-from rlhf.errors import UserError
+from rlhf.errors import run_command
 from tasks.summary import MLFLOW_UI_PORT
 
 PREFECT_UI_PORT = 4200
@@ -24,26 +24,24 @@ PREFECT_UI_PORT = 4200
 def main() -> int:
     """Starts what is not running yet, prints the addresses and waits; returns the exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with ExitStack() as running:
-            print("starting, which takes half a minute ...", flush=True)
-            started = [_prefect(running), _mlflow(running)]
-            for name, address, own in started:
+    return run_command("ui", _serve)
+
+
+def _serve() -> None:
+    with suppress(KeyboardInterrupt), ExitStack() as running:
+        print("starting, which takes half a minute ...", flush=True)
+        started = [_prefect(running), _mlflow(running)]
+        for name, address, own in started:
+            if own:
+                own.wait()
+            print(f"{name:8} {address}", flush=True)
+        print("Ctrl-C stops them", flush=True)
+        while True:
+            for _, _, own in started:
                 if own:
-                    own.wait()
-                print(f"{name:8} {address}", flush=True)
-            print("Ctrl-C stops them", flush=True)
-            while True:
-                for _, _, own in started:
-                    if own:
-                        own.check()
-                time.sleep(1)
-    except UserError as error:
-        print(f"ui: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print()
-        return 0
+                    own.check()
+            time.sleep(1)
+    print()
 
 
 def _prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf import config
-from rlhf.errors import UsageError, UserError
+from rlhf.errors import UsageError, UserError, run_command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,12 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("question", help="the problem, as one argument")
     parser.add_argument("--policy", type=Path, help="checkpoint directory; the registered candidate if left out")
     given = parser.parse_args(arguments)
-    try:
-        print(ask(given.question, given.policy))
-    except UserError as error:
-        print(f"ask: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_command("ask", lambda: print(ask(given.question, given.policy)))
 
 
 def ask(question: str, directory: Path | None) -> str:

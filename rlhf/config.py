@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf.errors import UsageError, UserError
+from rlhf.errors import UsageError, UserError, first_line, run_command
 from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory
 
 PARAMS_FILE = Path("params.yaml")
@@ -134,18 +135,29 @@ def check_sources(raw: dict[str, Any], workspace: Path) -> None:
 
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     """Writes `raw` as `dvc exp run -S` does, byte for byte, atomically; leaves an equal file alone."""
-    from omegaconf import OmegaConf
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary, text = path.with_name(f".{path.name}.{os.getpid()}"), _as_yaml(raw)
     try:
-        temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)), encoding="utf-8")
-        if path.is_file() and path.read_bytes() == temporary.read_bytes():
+        if path.is_file() and path.read_bytes() == text:
             return
+        temporary.write_bytes(text)
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}: make room or access there") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses even to remove what is not there
+            temporary.unlink()
+
+
+def require_unchanged(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
+    """Raises UserError where `path` is no longer what `write` made of `raw`."""
+    if not path.is_file() or path.read_bytes() != _as_yaml(raw):
+        raise UserError(f"{path.name} was changed while the pipeline ran: run it again with the choices that you want")
+
+
+def _as_yaml(raw: dict[str, Any]) -> bytes:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(raw)).encode()
 
 
 def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -158,11 +170,6 @@ def describe(section: type[BaseModel] = Params, prefix: str = "") -> Iterator[tu
             yield f"{prefix}{name}", field.description or ""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's name if it has none."""
-    return next((line.strip(" .") for line in str(error).splitlines() if line.strip(" .")), type(error).__name__)
-
-
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     match list(arguments):
@@ -172,6 +179,8 @@ def main(arguments: Sequence[str]) -> int:
         case ["check", *overrides]:
             load(overrides)
             print(f"{PARAMS_FILE} is valid")
+        case ["-h" | "--help"]:
+            print((__doc__ or "").strip())
         case ["help"]:
             for key, text in describe():
                 print(f"{key:36} {text}")
@@ -182,8 +191,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"config: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(run_command("config", lambda: main(sys.argv[1:])))

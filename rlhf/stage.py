@@ -7,13 +7,11 @@ leaves none.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,15 +21,13 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf import config, hashes, runtime
-from rlhf.errors import UserError
+from rlhf.errors import UserError, run_command
 from rlhf.params import Params
 
 if TYPE_CHECKING:
     from rlhf.tracking import Run
 
 T = TypeVar("T")
-
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 # Which stage writes a path that another reads: for the message where it is missing.
 WRITERS = {
@@ -142,18 +138,13 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
-    try:
-        _run(name, main, sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        _stop(name, str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _stop(name, "interrupted: nothing half-written is left", 1)
-    except Exception as error:
-        _stop(name, _disk_fault(error) or _unexpected(name, error), 1)
+    given = sys.argv[1:] if arguments is None else arguments
+    if code := run_command(name, lambda: _run(name, main, given), "interrupted: nothing half-written is left"):
+        sys.exit(code)
 
 
 def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
-    from rlhf.tracking import stage_run
+    from rlhf.tracking import params_of, stage_run
 
     workspace = Path.cwd()
     params = config.load(arguments)
@@ -166,6 +157,9 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
     with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
         main(stage)
+        # DVC records the params as they are when the stage has ended, and would take this result for theirs.
+        if not arguments and params_of(name, config.load().model_dump()) != params_of(name, params.model_dump()):
+            raise UserError(f"{config.PARAMS_FILE} was changed while {name} ran: run it again")
         log.tag_outs(stage.publish())
 
 
@@ -199,34 +193,3 @@ def _signals_ignored() -> Iterator[None]:
 
 def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _disk_fault(error: Exception) -> str | None:
-    """What to tell of an error that comes from a full or read-only disk; None for any other error.
-
-    Libraries in Rust and C++ raise errors of their own, with the system's words for the cause.
-    """
-    if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EACCES):
-        fault: int | None = error.errno
-    else:
-        fault = next((number for number in DISK_FAULTS if os.strerror(number) in str(error)), None)
-    if fault is None:
-        return None
-    place = getattr(error, "filename", None) or "the disk of this workspace"
-    return f"{place}: {os.strerror(fault)}: make room or access there and run it again; nothing half-written is left"
-
-
-def _unexpected(name: str, error: Exception) -> str:
-    """Keeps the traceback of an unexpected error in a file and says where."""
-    log = Path("runs") / f"{name}-error.log"
-    try:
-        log.parent.mkdir(exist_ok=True)
-        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    except OSError as fault:
-        log = Path(f"no log ({fault.strerror})")
-    return f"{type(error).__name__}: {config.first_line(error)}: not expected, please report it with {log}"
-
-
-def _stop(name: str, message: str, code: int) -> None:
-    print(f"{name}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
-    sys.exit(code)

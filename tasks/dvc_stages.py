@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from rlhf import anchors, tracking
+from rlhf import anchors, locks, tracking
 from rlhf.errors import UserError
 from rlhf.params import Params
 from tasks.processes import run_lines
@@ -100,6 +101,30 @@ class _Output:
         reason = self.stage_line if self.ran else next(iter(self._errors), self.stage_line)
         reason = reason or f"exit code {code} without a word"
         return reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+
+
+def mend_rwlock(workspace: Path) -> None:
+    """Removes DVC's list of paths in use where a killed DVC left it half-written: every later one would refuse to run.
+
+    Raises UserError where a living DVC is writing it.
+    """
+    listing = workspace / ".dvc" / "tmp" / "rwlock"
+    if _is_json(listing):
+        return
+    with locks.exclusive(listing.with_name("rwlock.lock"), "is running DVC here: wait for it"):  # DVC's own guard
+        if not _is_json(listing):
+            listing.unlink()
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file holds JSON, or is not there."""
+    try:
+        json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return True
+    except ValueError:
+        return False
+    return True
 
 
 def retries(name: str, params: Params) -> int:

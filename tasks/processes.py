@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,13 @@ from tasks import supervisor
 
 END_SECONDS = supervisor.GRACE_SECONDS + 10
 """How long the supervisor may take to end everything: its grace time and a little more."""
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Has the kernel send this process SIGTERM when its parent is gone (prctl(2)); Linux only, elsewhere nothing."""
+    if supervisor.LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ code or library ever resumes an old state (DESIGN, "Training state is no DVC out
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf.errors import UserError
+from rlhf import locks
 from rlhf.hashes import dvc_md5
 from rlhf.ppo.trainer import Progress
 from rlhf.ppo.update import Learner
@@ -45,16 +44,7 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Holds the state's directory; raises UserError with the holder's process id where another run has it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise UserError(f"{directory}: process {lock.read()} is training this very run: wait for it") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with locks.exclusive(directory / "lock", f"is training this very run, {directory}: wait for it"):
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.pipeline import _overrides
 from rlhf.anchors import CHECKOUT
 
 
@@ -18,51 +19,84 @@ def make(*arguments: str, directory: Path = CHECKOUT, **environ: str) -> subproc
     return subprocess.run(command, check=False, cwd=directory, env=environment, capture_output=True, text=True)
 
 
-def last_line(output: str) -> str:
-    return " ".join(output.strip().splitlines()[-1].split())
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout that is set up, in which python and dvc print what they are called with, and by which process."""
+    for program in ("python", "dvc"):
+        path = tmp_path / ".venv" / "bin" / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\necho $PPID >parent\n')
+        path.chmod(0o755)
+    (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
+    (tmp_path / "requirements.lock").touch()
+    (tmp_path / ".venv" / ".installed").touch()
+    return tmp_path
+
+
+def overrides(answer: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the pipeline reads from the arguments that make gave it."""
+    assert answer.stderr == ""
+    module, arguments = answer.stdout.split("\n")[:2], answer.stdout.split("\n", 2)[2].removesuffix("\n").split("\n", 1)
+    assert module == ["-m", "flows.pipeline"]
+    return _overrides(arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "choices"),
+    ("arguments", "words"),
     [
-        ([], ""),
-        (["scale=smoke", "reward=mixture", "seed=2"], " scale=smoke reward=mixture seed=2"),
-        (["critic=separate", "kl=adaptive", "data=gsm8k"], " data=gsm8k critic=separate kl=adaptive"),
-        (["overrides=a.b=1 c.d=2"], " a.b=1 c.d=2"),
+        ([], []),
+        (["scale=smoke", "reward=mixture", "seed=2"], ["reward=mixture", "scale=smoke", "seed=2"]),
+        (
+            ["sclae=smoke", "ppo.kl.coef=0.02", "stage=train_ppo"],
+            ["ppo.kl.coef=0.02", "sclae=smoke", "stage=train_ppo"],
+        ),
+        (["overrides=a.b=1 c.d=2", "kl=fixed"], ["kl=fixed", "a.b=1", "c.d=2"]),
+        (["overrides=a='1 2' b=\"'3'\" c=4; touch stray"], ["a=1 2", "b='3'", "c=4;", "touch", "stray"]),
+        (
+            ["seed=$(shell touch stray); `touch stray` it's $HOME"],
+            ["seed=$(shell touch stray); `touch stray` it's $HOME"],
+        ),
+        (["PYTHON=python3", "Q=2+2?", "upgrade=1", "SYSTEM_PACKAGES=x"], []),
     ],
+    ids=str,
 )
-def test_choices_become_overrides(arguments: list[str], choices: str) -> None:
-    # An environment variable that happens to be called as a group is no choice.
-    answer = make("--dry-run", "run", *arguments, scale="from the environment")
-    assert last_line(answer.stdout) == f".venv/bin/python -m flows.pipeline{choices}"
+def test_the_words_on_the_command_line_reach_the_pipeline_as_they_are_written(
+    checkout: Path, arguments: list[str], words: list[str]
+) -> None:
+    # Environment variables that happen to be called so are no choice.
+    answer = make("run", *arguments, directory=checkout, scale="from the environment", overrides="seed=1")
+    assert overrides(answer) == words
+    assert not (checkout / "stray").exists()
 
 
-def test_a_question_reaches_the_policy_as_it_is_written(tmp_path: Path) -> None:
+def test_the_pipeline_is_makes_own_child(checkout: Path) -> None:
+    """So that it ends with it."""
+    with subprocess.Popen(["make", "run"], cwd=checkout, stdout=subprocess.DEVNULL) as process:
+        pass
+    assert (checkout / "parent").read_text() == f"{process.pid}\n"
+
+
+@pytest.mark.parametrize(("given", "words"), [([], []), (["stage=x; touch stray"], ["x;", "touch", "stray"])], ids=str)
+def test_a_stage_reaches_dvc_as_it_is_written(checkout: Path, given: list[str], words: list[str]) -> None:
+    answer = make("repro", *given, directory=checkout, stage="from the environment")
+    assert answer.stdout.split() == ["repro", *words]
+    assert not (checkout / "stray").exists()
+
+
+def test_a_question_reaches_the_policy_as_it_is_written(checkout: Path) -> None:
     question = """Tom's 3 "apples" cost $5 each; `how` much?"""
-    fake_python = tmp_path / ".venv" / "bin" / "python"
-    fake_python.parent.mkdir(parents=True)
-    fake_python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    fake_python.chmod(0o755)
-    (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
-    (tmp_path / "requirements.lock").touch()
-    (tmp_path / ".venv" / ".installed").touch()
-    answer = make("ask", f"Q={question}", directory=tmp_path)
+    answer = make("ask", f"Q={question}", directory=checkout)
     assert answer.stdout.splitlines() == ["-m", "rlhf.ask", "--", question]
 
 
-def test_gc_leaves_what_a_stage_is_writing(tmp_path: Path) -> None:
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "dvc").symlink_to("/bin/true")
-    (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
-    (tmp_path / "requirements.lock").touch()
-    (tmp_path / ".venv" / ".installed").touch()
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+def test_gc_leaves_what_a_stage_is_writing(checkout: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
     ended = subprocess.Popen(["true"])
     ended.wait()
     for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
-        (tmp_path / ".partial" / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
-    assert make("gc", directory=tmp_path).returncode == 0
-    assert [path.name for path in (tmp_path / ".partial").iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
+        (checkout / ".partial" / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
+    assert make("gc", directory=checkout).returncode == 0
+    assert [path.name for path in (checkout / ".partial").iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
 
 
 def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path: Path) -> None:

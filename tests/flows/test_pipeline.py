@@ -16,7 +16,6 @@ import pytest
 from mlflow import MlflowClient
 
 from flows import pipeline as command_line
-from rlhf import anchors
 from rlhf.anchors import CHECKOUT
 from tasks.supervisor import LINUX, descendants
 from tests.tasks.test_summary import split
@@ -46,7 +45,7 @@ manner = pathlib.Path("manner").read_text()
 print("train_ppo: loading")
 if manner == "fail":
     sys.exit("train_ppo: models/sft: broken: make it again")
-while manner == "slow":
+while pathlib.Path("manner").read_text() == "slow":
     time.sleep(0.1)
 """
 
@@ -93,6 +92,11 @@ def test_params_that_are_wrong_are_refused_before_anything_is_started() -> None:
     assert answer.stderr.count("\n") == 1
 
 
+def test_overrides_whose_quotes_are_open_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--from-make", " seed='1"]) == 2
+    assert capsys.readouterr().err == "pipeline: overrides=seed='1: No closing quotation: close every quotation\n"
+
+
 def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     out, err = pipeline(checkout, "quick", "scale=smoke", "seed=3").communicate(timeout=PATIENCE_SECONDS)
     assert err == ""
@@ -117,6 +121,26 @@ def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     assert err == "pipeline: train_ppo: models/sft: broken: make it again\n"
 
 
+def test_a_second_run_is_refused_and_changed_params_stop_the_first(checkout: Path) -> None:
+    first = pipeline(checkout, "slow", "scale=smoke")
+    for _ in lines_until(first, "loading"):
+        pass
+    written = (checkout / "params.yaml").read_text()
+    second = pipeline(checkout, "slow", "scale=smoke", "seed=7")
+    out, err = second.communicate(timeout=PATIENCE_SECONDS)
+    assert (second.returncode, out) == (1, "")
+    assert err == f"pipeline: process {first.pid} is running here: wait for it or stop it\n"
+    assert (checkout / "params.yaml").read_text() == written
+
+    (checkout / "params.yaml").write_text(written.replace("seed: 0", "seed: 7"))
+    (checkout / "manner").write_text("quick")
+    out, err = first.communicate(timeout=PATIENCE_SECONDS)
+    assert first.returncode == 1
+    assert err.startswith("pipeline: params.yaml was changed while the pipeline ran: ")
+    assert err.count("\n") == 1
+    assert "register" not in out
+
+
 @pytest.mark.skipif(not LINUX, reason="counts processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_or_killed_run_leaves_no_process(checkout: Path, number: signal.Signals) -> None:
@@ -139,15 +163,13 @@ def test_an_interrupted_or_killed_run_leaves_no_process(checkout: Path, number: 
 def test_an_unexpected_error_is_one_line_and_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_overrides: list[str]) -> str:
+    def broken(_overrides: list[str]) -> None:
         raise ZeroDivisionError("division by zero\nand more")
 
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "nothing").touch()
     monkeypatch.setattr(command_line, "_run", broken)
-    monkeypatch.setattr(anchors, "CHECKOUT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert command_line.main(["scale=smoke"]) == 1
-    log = tmp_path / "runs" / "pipeline-error.log"
+    log = "runs/pipeline-error.log"
     expected = f"pipeline: ZeroDivisionError: division by zero: not expected, please report it with {log}\n"
     assert capsys.readouterr().err == expected
-    assert "in broken" in log.read_text()
+    assert "in broken" in Path(log).read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from urllib.error import URLError
@@ -10,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from flows import servers
+from flows import servers, ui
 from rlhf import anchors
 from rlhf.errors import UserError
 
@@ -93,3 +95,18 @@ def test_prefects_database_is_in_the_main_checkout_unless_the_user_says_otherwis
     servers.set_prefect_environment()
     assert os.environ["PREFECT_HOME"] == str(tmp_path / ".prefect")
     assert os.environ["PREFECT_PROFILES_PATH"] == str(home / ".prefect" / "profiles.toml")
+
+
+def test_a_read_only_checkout_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(path: Path, *_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(servers, "require_free", lambda _port: None)
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert ui.main() == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"ui: {tmp_path / 'runs' / 'servers'}: Read-only file system: make room or access there")
+    assert error.count("\n") == 1

@@ -61,3 +61,12 @@ def test_a_question_that_is_too_long_is_refused(capsys):
 def test_a_directory_that_is_no_checkpoint_is_named(capsys):
     assert ask.main([QUESTION, "--policy", "models/nothing"]) == 1
     assert "models/nothing" in complaint(capsys)
+
+
+def test_ctrl_c_is_one_line(capsys, monkeypatch):
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ask, "ask_directory", interrupted)
+    assert ask.main([QUESTION, "--policy", "models/policy"]) == 1
+    assert complaint(capsys) == "ask: interrupted\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,11 +98,35 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         self.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UserError, match=r"params\.yaml cannot be written: No space left on device"):
         config.write(config.compose(["seed=1"]), path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == ["params.yaml"]
+
+
+def test_a_read_only_disk_is_told_in_one_line_and_no_matter_where_nothing_changes(tmp_path, monkeypatch):
+    path = tmp_path / "params.yaml"
+    config.write(config.compose(), path)
+
+    def read_only(*_arguments, **_options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for change in ("write_bytes", "write_text", "replace", "unlink"):
+        monkeypatch.setattr(Path, change, read_only)
+    config.write(config.compose(), path)
+    with pytest.raises(UserError, match=r"params\.yaml cannot be written: Read-only file system: make room or access"):
+        config.write(config.compose(["seed=1"]), path)
+
+
+def test_a_file_that_somebody_changed_is_noticed(tmp_path):
+    path, raw = tmp_path / "params.yaml", config.compose()
+    config.write(raw, path)
+    config.require_unchanged(raw, path)
+    for changed in (config.compose(["seed=1"]), None):
+        path.unlink() if changed is None else config.write(changed, path)
+        with pytest.raises(UserError, match=r"^params\.yaml was changed while the pipeline ran: run it again"):
+            config.require_unchanged(raw, path)
 
 
 # --- what compose refuses
@@ -294,6 +320,26 @@ def test_an_unknown_command_shows_the_usage(tmp_path):
     done = run("decompose", directory=tmp_path)
     assert done.returncode == 2
     assert "python -m rlhf.config compose" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_no_error(tmp_path, option):
+    done = run(option, directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python -m rlhf.config compose" in done.stdout
+
+
+def test_ctrl_c_is_one_line(tmp_path):
+    """Interrupted in the middle of composing, here where Hydra is loaded."""
+    (tmp_path / "hydra.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "rlhf.config", "compose"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
+    try:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "config: interrupted\n")
 
 
 def test_a_fault_with_a_line_break_is_told_in_one_line(tmp_path):

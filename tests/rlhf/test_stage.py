@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlhf import config, tracking
 from rlhf import stage as stage_module
-from rlhf import tracking
 from rlhf.errors import UsageError, UserError
 from rlhf.hashes import dvc_md5
 from rlhf.stage import WRITERS, Stage, run_stage, write_json
@@ -263,6 +263,23 @@ def test_an_unexpected_error_is_one_line_even_if_no_log_can_be_written(workspace
     code, text = ended(raising(ValueError("bad")), capsys)
     assert code == 1
     assert "ValueError: bad: not expected" in text
+
+
+@pytest.mark.parametrize(("override", "refused"), [("ppo.lr=0.5", True), ("sft.finetune.lr=0.5", False)])
+def test_a_result_of_other_params_than_the_file_has_now_is_not_kept(workspace, log, capsys, override, refused):
+    """DVC would record it under the params that the file has when the stage ends."""
+
+    def main(stage: Stage) -> None:
+        write_new(stage)
+        config.write(config.compose([override]))
+
+    if refused:
+        code, text = ended(main, capsys)
+        assert (code, text) == (1, "train_ppo: params.yaml was changed while train_ppo ran: run it again\n")
+        assert (outputs(), log.outs) == (OLD, {})
+    else:
+        run_stage("train_ppo", main, ())
+        assert outputs() == NEW
 
 
 def test_a_real_full_disk_is_told_in_one_line(workspace, log, capsys):

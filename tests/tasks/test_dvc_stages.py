@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dvc.lock import Lock
 from prefect.logging import disable_run_logger
 
 from rlhf import anchors, tracking
 from rlhf.config import compose, validate
-from tasks.dvc_stages import RETRIES, Outcome, StageFailedError, _Output, locked_outs, retries, run_stage, upstream
+from rlhf.errors import UserError
+from tasks.dvc_stages import (
+    RETRIES,
+    Outcome,
+    StageFailedError,
+    _Output,
+    locked_outs,
+    mend_rwlock,
+    retries,
+    run_stage,
+    upstream,
+)
 
 DVC_YAML = """
 stages:
@@ -79,6 +92,32 @@ def test_a_failed_stage_says_its_own_last_line(workspace: Path) -> None:
 def test_where_dvc_refuses_to_run_a_stage_its_error_is_the_reason(workspace: Path) -> None:
     with pytest.raises(StageFailedError, match=r"^blind: .*nowhere"):
         run("blind", workspace)
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"write": {"/a'])
+def test_a_list_of_locks_that_a_killed_dvc_left_half_written_is_removed(
+    workspace: Path, cached: list[tuple[str, str, str]], left: str
+) -> None:
+    listing = workspace / ".dvc" / "tmp" / "rwlock"
+    listing.write_text(left)
+    with pytest.raises(StageFailedError, match="corrupted"):
+        run("good", workspace)
+    mend_rwlock(workspace)
+    run("good", workspace)
+
+
+def test_a_whole_list_of_locks_stays_and_so_does_one_that_is_being_written(tmp_path: Path) -> None:
+    mend_rwlock(tmp_path)
+    listing = tmp_path / ".dvc" / "tmp" / "rwlock"
+    listing.parent.mkdir(parents=True)
+    listing.write_text('{"write": {}}')
+    mend_rwlock(tmp_path)
+    assert listing.read_text() == '{"write": {}}'
+    listing.write_text("{")
+    dvcs = Lock(str(listing.with_name("rwlock.lock")))
+    with dvcs, pytest.raises(UserError, match=rf"^process {os.getpid()} is running DVC here: wait for it$"):
+        mend_rwlock(tmp_path)
+    assert listing.exists()
 
 
 def read(lines: list[str]) -> _Output:

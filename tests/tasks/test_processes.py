@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tasks.processes import run_lines, supervised
+from tasks.supervisor import LINUX
+from tests.tasks.test_supervisor import is_running, wait_until
 
 
 def python(script: str) -> list[str]:
@@ -75,3 +78,22 @@ def test_leaving_ends_a_server(tmp_path: Path) -> None:
         while not log.read_text().strip():
             time.sleep(0.05)
     assert ended(int(log.read_text()))
+
+
+PARENT = """
+import subprocess, sys
+child = "import time; from tasks.processes import end_with_parent; end_with_parent(); print('up'); time.sleep(600)"
+process = subprocess.Popen([sys.executable, "-u", "-c", child], stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux tells a process that its parent is gone")
+def test_a_process_can_end_with_its_parent() -> None:
+    with subprocess.Popen(python(PARENT), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    wait_until(lambda: not is_running(child), "the child to end")
