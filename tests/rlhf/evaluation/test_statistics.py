@@ -115,7 +115,7 @@ def graded(question: str, correct: bool, **changes: object) -> Graded:
         "flexible": correct,
         "parsed": True,
         "finished": True,
-        "length": 3,
+        "tokens": [5, 6, 7],
         "too_long": False,
     }
     return Graded(**{**values, **changes})  # type: ignore[arg-type]
