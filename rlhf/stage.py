@@ -59,7 +59,7 @@ class Stage:
     held: ExitStack
     """What the stage holds until its outputs are in place, such as the lock on its training state."""
     _staging: Path
-    _outputs: list[str] = field(default_factory=list)
+    _outputs: dict[str, Path] = field(default_factory=dict)
     _afterwards: list[Callable[[], None]] = field(default_factory=list)
 
     def input(self, path: str) -> Path:
@@ -76,10 +76,17 @@ class Stage:
     def output(self, path: str) -> Path:
         """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
         if path not in self._outputs:
-            self._outputs.append(path)
-        target = self._staging / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target
+            self._outputs[path] = self._staging_for(self.place / path)
+        written = self._outputs[path] / path
+        written.parent.mkdir(parents=True, exist_ok=True)
+        return written
+
+    def _staging_for(self, target: Path) -> Path:
+        """The stage's own directory, or one beside `target` where that is a mount or link to another file system."""
+        directory = next(parent for parent in target.parents if parent.is_dir())
+        if _can_rename(self._staging, directory):
+            return self._staging
+        return self.held.enter_context(_staging(directory, self.name))
 
     def scratch(self, path: str) -> Path:
         """An empty directory under runs/ for what people look at and DVC neither hashes nor restores."""
@@ -97,16 +104,16 @@ class Stage:
 
         What was there before is renamed aside, not deleted in place: no moment shows half a directory.
         """
-        missing = [path for path in self._outputs if not (self._staging / path).exists()]
+        missing = [path for path, staging in self._outputs.items() if not (staging / path).exists()]
         if missing:
             raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
-        made = {path: hashes.dvc_md5(self._staging / path) for path in self._outputs}
+        made = {path: hashes.dvc_md5(staging / path) for path, staging in self._outputs.items()}
         with _signals_ignored():
-            for path in self._outputs:
+            for path, staging in self._outputs.items():
                 target = self.place / path
                 if target.exists():
-                    _rename(target, self._staging / ".replaced" / path)
-                _rename(self._staging / path, target)
+                    _rename(target, staging / ".replaced" / path)
+                _rename(staging / path, target)
             for action in self._afterwards:
                 action()
         return made
@@ -170,15 +177,29 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
 
 
 @contextmanager
-def _staging(workspace: Path, name: str) -> Iterator[Path]:
-    """A fresh directory on the workspace's file system, so that a rename into place is atomic."""
-    partial = workspace / ".partial"
+def _staging(place: Path, name: str) -> Iterator[Path]:
+    """A fresh directory in `place`, on its file system, so that a rename into place is atomic."""
+    partial = place / ".partial"
     partial.mkdir(exist_ok=True)
     staging = Path(mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=partial))  # `make gc` looks for the process
     try:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _can_rename(staging: Path, directory: Path) -> bool:
+    """Whether a rename moves files from `staging` to `directory`; tried, for device numbers hide bind mounts."""
+    probe = staging / ".probe"
+    probe.touch()
+    try:
+        probe.rename(directory / f".{staging.name}").unlink()
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        probe.unlink()
+        return False
+    return True
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -59,10 +59,13 @@ def test_gc_leaves_what_a_stage_is_writing(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
-        (tmp_path / ".partial" / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
+    places = (tmp_path / ".partial", tmp_path / "models/.partial")  # the second for models on a disk of their own
+    for place in places:
+        for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
+            (place / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
     assert make("gc", directory=tmp_path).returncode == 0
-    assert [path.name for path in (tmp_path / ".partial").iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
+    for place in places:
+        assert [path.name for path in place.iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
 
 
 def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -146,6 +147,45 @@ def test_outputs_of_parts_lie_in_one_directory(workspace, log):
 
     run_stage("collect_preferences", main, ())
     assert files("data") == {f"data/preferences/{split}.parquet": split for split in ("train", "validation")}
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A directory on a file system that renames from the tests' own do not reach."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == Path.cwd().stat().st_dev:
+        pytest.skip("no second file system here")
+    with TemporaryDirectory(dir=memory) as place:
+        yield Path(place)
+
+
+def test_outputs_of_a_directory_on_another_disk_are_whole_as_well(workspace, log, other_disk, monkeypatch):
+    """`models` on a disk of its own: a mount, or a link."""
+    shutil.move("models", other_disk)
+    Path("models").symlink_to(other_disk / "models")
+    seen = []
+    rename = stage_module._rename
+
+    def watched(source: Path, target: Path) -> None:
+        rename(source, target)
+        seen.append(files("models/policy"))
+
+    monkeypatch.setattr(stage_module, "_rename", watched)
+    run_stage("train_ppo", write_new, ())
+    published = files("models/policy", "metrics")
+    assert published == NEW
+    new = {path: text for path, text in NEW.items() if path.startswith("models")}
+    assert [state for state in seen if state not in ({}, new)] == []
+    assert Path("models").is_symlink()
+    assert list(other_disk.glob("models/.partial/*")) == list(workspace.glob(".partial/*")) == []
+
+
+def test_a_failed_stage_leaves_nothing_on_the_other_disk(workspace, log, other_disk, capsys):
+    shutil.move("models", other_disk)
+    Path("models").symlink_to(other_disk / "models")
+    ended(raising(ValueError("bad")), capsys)
+    assert files("models/policy", "metrics") == OLD
+    assert list(other_disk.glob("models/.partial/*")) == []
 
 
 def test_after_publishing_runs_once_the_outputs_are_in_place(workspace, log):
