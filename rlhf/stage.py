@@ -108,14 +108,14 @@ class Stage:
         if missing:
             raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
         made = {path: hashes.dvc_md5(staging / path) for path, staging in self._outputs.items()}
-        with _signals_ignored():
-            for path, staging in self._outputs.items():
-                target = self.place / path
-                if target.exists():
-                    _rename(target, staging / ".replaced" / path)
-                _rename(staging / path, target)
-            for action in self._afterwards:
-                action()
+        _ignore_signals()
+        for path, staging in self._outputs.items():
+            target = self.place / path
+            if target.exists():
+                _rename(target, staging / ".replaced" / path)
+            _rename(staging / path, target)
+        for action in self._afterwards:
+            action()
         return made
 
 
@@ -207,15 +207,10 @@ def _rename(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Keeps Ctrl-C and SIGTERM out of the moment in which several outputs are renamed."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _ignore_signals() -> None:
+    """From here on Ctrl-C and SIGTERM come too late: a stage whose outputs are in place must not end as failed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

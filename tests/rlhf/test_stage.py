@@ -58,7 +58,7 @@ def log(monkeypatch) -> Log:
 
 
 @pytest.fixture
-def workspace(tmp_path, monkeypatch) -> Iterator[Path]:
+def workspace(tmp_path, monkeypatch) -> Path:
     """A workspace with params and the outputs of an earlier run."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     for path, text in OLD.items():
@@ -66,10 +66,7 @@ def workspace(tmp_path, monkeypatch) -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.chdir(tmp_path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield tmp_path
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return tmp_path
 
 
 def files(*roots: str) -> dict[str, str]:
@@ -242,6 +239,32 @@ def test_a_signal_while_outputs_are_renamed_waits(workspace, log, monkeypatch, n
     assert log.end == "finished"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_outputs_and_the_exit_is_too_late(workspace, number):
+    """A real process, to its very end: a stage whose outputs are in place must not look like one that failed."""
+    script = f"""
+import atexit, contextlib, os
+from rlhf import runtime, stage, tracking
+def signal_itself(*_): os.kill(os.getpid(), {int(number)})
+class Log: tag_outs = signal_itself
+@contextlib.contextmanager
+def stage_run(*_):
+    yield Log()
+    signal_itself()
+tracking.stage_run = stage_run
+runtime.configure = lambda *_: None
+atexit.register(signal_itself)
+def main(run):
+    run.output("metrics/ppo.json").write_text("new")
+    run.after_publishing(signal_itself)
+stage.run_stage("train_ppo", main)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs() == OLD | {"metrics/ppo.json": "new"}
+
+
 # --- failure
 
 
@@ -333,10 +356,8 @@ def test_an_announced_output_that_was_not_written_changes_nothing(workspace, log
 
 @pytest.fixture
 def _foreground():
-    """The handlers of a foreground process: a background job inherits an ignored SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+    """The handler of a foreground process: a background job inherits an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.usefixtures("_foreground")
