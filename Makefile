@@ -82,7 +82,7 @@ gc: $(STAMP) ## free disk: DVC's cache of former runs, runs/, leftovers of kille
 	@set --; while IFS= read -r tree; do [ "$$tree" -ef . ] || set -- "$$@" -p "$$tree"; done \
 		< <(git worktree list --porcelain | sed -n 's/^worktree //p'); $(BIN)/dvc gc --workspace --force "$$@"
 	@rm -rf runs
-	@for left in .partial/*-*-*; do \
+	@for left in .partial/*-*-* */.partial/*-*-*; do \
 		process="$${left#*-}"; kill -0 "$${process%%-*}" 2>/dev/null || rm -rf "$$left"; done
 
 # The environment, MLflow's and Prefect's databases and DVC's cache stay: the next run restores what it can.

@@ -6,10 +6,10 @@ import fcntl
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -41,13 +41,17 @@ class Version:
     policy_hash: str
 
 
-def find_version(name: str, policy_hash: str) -> Version | None:
-    """The completely registered version of that policy; raises UserError where the server cannot be reached."""
+def find_version(name: str, directory: Path) -> Version | None:
+    """The version of the policy in `directory` that is completely registered and has all its files.
+
+    Raises UserError where the server cannot be reached.
+    """
+    policy_hash = checkpoint_hash(directory)
     with _server() as registry:
-        found = _search(registry, name, policy_hash)
-    if found is None or "registered" not in found.tags:
-        return None
-    return Version(name, str(found.version), policy_hash)
+        for found in _search(registry, name, policy_hash):
+            if "registered" in found.tags and _is_whole(found, directory):
+                return Version(name, str(found.version), policy_hash)
+    return None
 
 
 def register_policy(
@@ -62,14 +66,18 @@ def register_policy(
     """Registers the policy in `directory` as a version of the model `name`, which becomes the candidate.
 
     A policy that is registered already stays as it is: no second version, and the alias stays where it is. A
-    registration that was interrupted is completed. `metrics` and `lineage` become the version's tags, `run` its source
-    run, `max_new_tokens` the default length of its answers. Raises UserError where the server cannot be reached.
+    registration that was interrupted is completed; where the files of a version are gone, another one is made.
+    `metrics` and `lineage` become the version's tags, `run` its source run, `max_new_tokens` the default length of its
+    answers. Raises UserError where the server cannot be reached.
     """
     verify_files(directory)
     policy_hash = checkpoint_hash(directory)
     with _lock(), _server() as registry:
-        found = _search(registry, name, policy_hash)
+        versions = _search(registry, name, policy_hash)
+        found = next((version for version in versions if _is_whole(version, directory)), None)
         if found is None:
+            for lost in versions:
+                print(f"register: the files of {name} version {lost.version} are gone: registering it anew", flush=True)
             logged = _log_model(registry, directory, metrics, max_new_tokens, run)
             tags = {key: str(value) for key, value in {**lineage, **metrics, "policy_hash": policy_hash}.items()}
             found = _create_version(registry, name, logged, tags)
@@ -84,13 +92,21 @@ def ask_candidate(name: str, question: str) -> str:
     mlflow = quiet_mlflow()
     with _server() as registry:
         try:
-            registry.get_model_version_by_alias(name, ALIAS)
+            version = registry.get_model_version_by_alias(name, ALIAS)
         except mlflow.MlflowException as error:
             if error.get_http_status_code() >= 500:
                 raise
             place = without_password(anchors.tracking_uri())
             raise UserError(f"{place} has no {ALIAS} of {name}: run the pipeline first: make run") from None
-        served = mlflow.pyfunc.load_model(f"models:/{name}@{ALIAS}")
+        again = "register it again: make repro stage=register"
+        if not _has_model(version):
+            raise UserError(f"{name} version {version.version}: its files are gone: {again}")
+        files = mlflow.artifacts.download_artifacts(artifact_uri=_uri(version))
+        try:
+            served = mlflow.pyfunc.load_model(files)
+        except (mlflow.MlflowException, OSError) as error:
+            fault = f"{name} version {version.version}: {reason(error)}"
+            raise UserError(f"{fault}: delete this version in MLflow (make ui) and {again}") from None
     try:
         answer: str = served.predict([question])[0]
     except mlflow.MlflowException as error:
@@ -135,9 +151,34 @@ def _create_version(registry: MlflowClient, name: str, logged: ModelInfo, tags: 
     return registry.create_model_version(name, logged.model_uri, logged.run_id, tags, model_id=logged.model_id)
 
 
-def _search(registry: MlflowClient, name: str, policy_hash: str) -> ModelVersion | None:
-    found = registry.search_model_versions(f"name='{name}' and tags.policy_hash='{policy_hash}'")
-    return found[0] if found else None
+def _search(registry: MlflowClient, name: str, policy_hash: str) -> Sequence[ModelVersion]:
+    """The versions of that policy: more than one where the files of an earlier one are gone."""
+    return registry.search_model_versions(f"name='{name}' and tags.policy_hash='{policy_hash}'")
+
+
+def _is_whole(version: ModelVersion, directory: Path) -> bool:
+    """Whether the version still has the files that it was registered with, those of `directory` by name and size."""
+    if not _has_model(version):
+        return False
+    sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
+    (checkpoint,) = _files(version, "artifacts") or ("",)
+    return sizes.items() <= _files(version, f"artifacts/{checkpoint}").items()
+
+
+def _has_model(version: ModelVersion) -> bool:
+    return {"MLmodel", SERVED_POLICY.name} <= _files(version).keys()
+
+
+def _files(version: ModelVersion, folder: str = "") -> dict[str, int | None]:
+    """Names and sizes in a folder of the version; a directory has no size."""
+    import mlflow
+
+    listed = mlflow.artifacts.list_artifacts(artifact_uri=f"{_uri(version)}/{folder}")
+    return {PurePosixPath(item.path).name: item.file_size for item in listed}
+
+
+def _uri(version: ModelVersion) -> str:
+    return f"models:/{version.name}/{version.version}"
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class ServedPolicy(PythonModel):
             raise QuestionTooLong(f"the question takes {len(prompt)} tokens: this policy reads at most {longest}")
         tokens = torch.tensor([prompt], device=self.model.device)
         stop = self.tokenizer.convert_tokens_to_ids(self.manifest["stop_token"])
+        texts = self.manifest["params"]["ppo"]["sampling"]["stop"]
         with torch.inference_mode():
             output = self.model.generate(
                 tokens,
@@ -75,6 +76,7 @@ class ServedPolicy(PythonModel):
                 max_new_tokens=max_new_tokens,
                 eos_token_id=stop,
                 pad_token_id=stop,
+                **({"stop_strings": texts, "tokenizer": self.tokenizer} if texts else {}),
             )
         text: str = self.tokenizer.decode(
             output[0, len(prompt) :], skip_special_tokens=True, clean_up_tokenization_spaces=False

@@ -7,6 +7,7 @@ leaves none.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -55,7 +56,7 @@ class Stage:
     held: ExitStack
     """What the stage holds until its outputs are in place, such as the lock on its training state."""
     _staging: Path
-    _outputs: list[str] = field(default_factory=list)
+    _outputs: dict[str, Path] = field(default_factory=dict)
     _afterwards: list[Callable[[], None]] = field(default_factory=list)
 
     def input(self, path: str) -> Path:
@@ -72,10 +73,17 @@ class Stage:
     def output(self, path: str) -> Path:
         """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
         if path not in self._outputs:
-            self._outputs.append(path)
-        target = self._staging / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target
+            self._outputs[path] = self._staging_for(self.place / path)
+        written = self._outputs[path] / path
+        written.parent.mkdir(parents=True, exist_ok=True)
+        return written
+
+    def _staging_for(self, target: Path) -> Path:
+        """The stage's own directory, or one beside `target` where that is a mount or link to another file system."""
+        directory = next(parent for parent in target.parents if parent.is_dir())
+        if _can_rename(self._staging, directory):
+            return self._staging
+        return self.held.enter_context(_staging(directory, self.name))
 
     def scratch(self, path: str) -> Path:
         """An empty directory under runs/ for what people look at and DVC neither hashes nor restores."""
@@ -93,18 +101,18 @@ class Stage:
 
         What was there before is renamed aside, not deleted in place: no moment shows half a directory.
         """
-        missing = [path for path in self._outputs if not (self._staging / path).exists()]
+        missing = [path for path, staging in self._outputs.items() if not (staging / path).exists()]
         if missing:
             raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
-        made = {path: hashes.dvc_md5(self._staging / path) for path in self._outputs}
-        with _signals_ignored():
-            for path in self._outputs:
-                target = self.place / path
-                if target.exists():
-                    _rename(target, self._staging / ".replaced" / path)
-                _rename(self._staging / path, target)
-            for action in self._afterwards:
-                action()
+        made = {path: hashes.dvc_md5(staging / path) for path, staging in self._outputs.items()}
+        _ignore_signals()
+        for path, staging in self._outputs.items():
+            target = self.place / path
+            if target.exists():
+                _rename(target, staging / ".replaced" / path)
+            _rename(staging / path, target)
+        for action in self._afterwards:
+            action()
         return made
 
 
@@ -164,9 +172,9 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
 
 
 @contextmanager
-def _staging(workspace: Path, name: str) -> Iterator[Path]:
-    """A fresh directory on the workspace's file system, so that a rename into place is atomic."""
-    partial = workspace / ".partial"
+def _staging(place: Path, name: str) -> Iterator[Path]:
+    """A fresh directory in `place`, on its file system, so that a rename into place is atomic."""
+    partial = place / ".partial"
     partial.mkdir(exist_ok=True)
     staging = Path(mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=partial))  # `make gc` looks for the process
     try:
@@ -175,20 +183,29 @@ def _staging(workspace: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def _can_rename(staging: Path, directory: Path) -> bool:
+    """Whether a rename moves files from `staging` to `directory`; tried, for device numbers hide bind mounts."""
+    probe = staging / ".probe"
+    probe.touch()
+    try:
+        probe.rename(directory / f".{staging.name}").unlink()
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        probe.unlink()
+        return False
+    return True
+
+
 def _rename(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)
 
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Keeps Ctrl-C and SIGTERM out of the moment in which several outputs are renamed."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _ignore_signals() -> None:
+    """From here on Ctrl-C and SIGTERM come too late: a stage whose outputs are in place must not end as failed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

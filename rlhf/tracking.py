@@ -35,7 +35,7 @@ SECTIONS = {
     "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
     "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
     "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
-    "register": ("ppo.sampling.max_new_tokens", "ppo.sampling.stop", "registry"),
+    "register": ("ppo.sampling.max_new_tokens", "registry"),
 }
 """The params that a stage depends on in `dvc.yaml`: its run shows them."""
 
@@ -99,10 +99,13 @@ class Run:
         """Sends `text` as the artifact `name`, now."""
         self._send(lambda client: client.log_text(self._id, text, name))
 
-    def log_dataset(self, path: Path, name: str, context: str) -> None:
-        """Links a data file as the run's input; `context` says what it is read for, the digest is its DVC md5."""
-        digest = dvc_md5(path)[:MAX_DIGEST]
-        place = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    def log_dataset(self, path: Path, name: str, context: str, source: Path | None = None) -> None:
+        """Links a data file as the run's input; `context` says what it is read for, the digest is its DVC md5.
+
+        `source` is where the file is found later, if that is not `path`.
+        """
+        digest, place = dvc_md5(path)[:MAX_DIGEST], source or path
+        place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
 
         def send(client: MlflowClient) -> None:
             from mlflow.entities import Dataset, DatasetInput, InputTag

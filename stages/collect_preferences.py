@@ -70,6 +70,7 @@ def sample_answers(stage: Stage, problems: list[Problem], numbers: np.ndarray) -
             token_uniforms(seed, Purpose.PREFERENCES, 0, numbers[rows], which, settings.max_new_tokens),
             temperature=settings.temperature,
             batch_size=settings.batch_size,
+            stop=stage.params.ppo.sampling.stop,
             on_rows=bar.advance,
         )
     texts: list[list[str]] = [[] for _ in problems]

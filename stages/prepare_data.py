@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
     for split in SPLITS:
         path = directory / f"{split}.parquet"
         write_prepared(path, splits[split])
-        stage.log.log_dataset(path, split, split)
+        stage.log.log_dataset(path, split, split, source=stage.place / f"data/prepared/{split}.parquet")
     print(f"prepare_data: {', '.join(f'{len(splits[split])} {split}' for split in SPLITS)} rows, all expectations met")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf import registry, tracking
 from rlhf.hashes import dvc_md5
-from rlhf.models.checkpoints import Manifest, checkpoint_hash, read_manifest
+from rlhf.models.checkpoints import Manifest, read_manifest
 from rlhf.stage import Stage, run_stage
 
 SPLITS = ("gate", "test")
@@ -26,7 +26,7 @@ def main(stage: Stage) -> None:
     name, policy = stage.params.registry.name, stage.input("models/policy")
     metrics = stage.read_json("metrics/evaluation.json", scores)
     metrics |= {"ppo.best_iteration": stage.read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))}
-    version = registry.find_version(name, checkpoint_hash(policy))
+    version = registry.find_version(name, policy)
     state = "already registered"
     if version is None:
         version = registry.register_policy(

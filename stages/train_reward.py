@@ -114,6 +114,9 @@ def normalise(
             token_uniforms(seed, Purpose.NORMALISATION, 1, rows, places // len(questions), sampling.max_new_tokens),
             temperature=sampling.temperature,
             batch_size=sampling.batch_size,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=sampling.stop,
             on_rows=bar.advance,
         )
     finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,12 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:
         "DVC_SITE_CACHE_DIR": str(place / "dvc"),
         "XDG_CACHE_HOME": str(place / "cache"),
     }
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A stage that runs in a test's process leaves signal handlers behind."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -11,6 +11,7 @@ from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response, encode_prompts
 from rlhf.errors import UserError
 from rlhf.generation.engine import Sample, generate
+from rlhf.generation.stopping import stop_strings
 from rlhf.params import Params
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def evaluate_model(
 ) -> list[Graded]:
     """Greedy responses to `problems`, graded, in their order.
 
-    Decodes on the model's device and in its dtype, with `prompt`, `verifier.method`, `ppo.sampling.max_new_tokens` and
-    `evaluation.batch_size` of `params`. `on_rows(n)` is called as problems get done and adds up to `len(problems)`.
+    Decodes on the model's device and in its dtype, with `prompt`, `verifier.method`, `ppo.sampling.max_new_tokens`,
+    `ppo.sampling.stop` and `evaluation.batch_size` of `params`. `on_rows(n)` is called as problems get done and adds up
+    to `len(problems)`.
     Raises UserError for a problem without a gold answer.
     """
     golds = [_gold(problem) for problem in problems]
@@ -82,6 +84,7 @@ def evaluate_model(
             pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             max_new_tokens=params.ppo.sampling.max_new_tokens,
             batch_size=params.evaluation.batch_size,
+            stop=stop_strings(tokenizer, params.ppo.sampling.stop),
             on_rows=on_rows,
         )
     )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.generation.engine import Sample, generate
+from rlhf.generation.stopping import stop_strings
 
 
 def sample_responses(
@@ -19,9 +20,13 @@ def sample_responses(
     *,
     temperature: float,
     batch_size: int,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    exact: bool = False,
+    stop: Sequence[str] = (),
     on_rows: Callable[[int], None] | None = None,
 ) -> list[Sample]:
-    """One response a prompt, in their order, up to the tokenizer's end-of-sequence.
+    """One response a prompt, in their order, up to the tokenizer's end-of-sequence or the first of the texts `stop`.
 
     `uniforms` is (len(prompts), longest response in tokens); the rest is as `generate` has it.
     """
@@ -33,6 +38,10 @@ def sample_responses(
         max_new_tokens=uniforms.shape[1],
         batch_size=batch_size,
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        exact=exact,
         uniforms=uniforms,
+        stop=stop_strings(tokenizer, stop),
         on_rows=on_rows,
     )

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response
+from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, micro_batches, pad
@@ -103,12 +104,14 @@ def sample(
     samples_per_prompt: int,
     settings: Sampling,
     *,
+    exact: bool,
     seed: int,
     iteration: int,
 ) -> Rollout:
     """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split.
 
-    A number may come twice, where an iteration reaches into the next epoch: its responses are counted on.
+    A number may come twice, where an iteration reaches into the next epoch: its responses are counted on. With `exact`,
+    log-probabilities are those of the distribution that top-p and top-k left.
     """
     rows = np.repeat(numbers, samples_per_prompt)
     which = np.array([np.count_nonzero(rows[:place] == row) for place, row in enumerate(rows)])
@@ -120,6 +123,10 @@ def sample(
         token_uniforms(seed, Purpose.ROLLOUT, iteration, rows, which, settings.max_new_tokens),
         temperature=settings.temperature,
         batch_size=settings.batch_size,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        exact=exact,
+        stop=settings.stop,
     )
     batch = pad([p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id).to(model.device)
     flat = torch.tensor([value for s in samples for value in s.logprobs], device=model.device)
@@ -129,7 +136,18 @@ def sample(
         texts=[decode_response(tokenizer, s.tokens) for s in samples],
         finished=torch.tensor([s.finished for s in samples], device=model.device),
         sampler_logprobs=torch.zeros(batch.mask.shape, device=model.device).masked_scatter(batch.mask, flat),
+        cut_mass=1 - sum(s.kept_mass * len(s.tokens) for s in samples) / len(flat),
+        kept=_kept_ids(samples, batch) if exact and settings.top_k + 1 - settings.top_p > 0 else None,
     )
+
+
+def _kept_ids(samples: Sequence[Sample], batch: TokenBatch) -> Tensor:
+    """Int32 (B, T-1, K) ids that each response token was drawn from, padded with -1."""
+    ids = [torch.tensor(kept, dtype=torch.int32) for sample in samples for kept in sample.kept or []]
+    flat = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1).to(batch.tokens.device)
+    kept = torch.full((*batch.mask.shape, flat.shape[1]), -1, dtype=torch.int32, device=batch.tokens.device)
+    kept[batch.mask] = flat
+    return kept
 
 
 @torch.no_grad()

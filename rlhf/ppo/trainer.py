@@ -156,6 +156,7 @@ def _sample(loop: Loop, iteration: int) -> Rollout:
         iteration_prompts([prompt.problem.steps for prompt in loop.prompts], settings, seed, iteration),
         settings.samples_per_prompt,
         settings.sampling,
+        exact=settings.truncation == "exact",
         seed=seed,
         iteration=iteration,
     )

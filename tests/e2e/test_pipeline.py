@@ -273,7 +273,9 @@ def inputs(pipeline: Pipeline, stage: str) -> set[tuple[str, str]]:
     found = set()
     for item in pipeline.runs[stage].inputs.dataset_inputs:
         context = {tag.key: tag.value for tag in item.tags}["mlflow.data.context"]
-        assert item.dataset.digest == dvc_md5(pipeline.place / f"data/prepared/{item.dataset.name}.parquet")
+        source = json.loads(item.dataset.source)["uri"]
+        assert source == f"data/prepared/{item.dataset.name}.parquet"
+        assert item.dataset.digest == dvc_md5(pipeline.place / source)
         found.add((item.dataset.name, context))
     return found
 

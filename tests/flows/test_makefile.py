@@ -93,10 +93,13 @@ def test_gc_leaves_what_a_stage_is_writing(checkout: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
-        (checkout / ".partial" / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
+    places = (checkout / ".partial", checkout / "models/.partial")  # the second for models on a disk of their own
+    for place in places:
+        for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
+            (place / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
     assert make("gc", directory=checkout).returncode == 0
-    assert [path.name for path in (checkout / ".partial").iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
+    for place in places:
+        assert [path.name for path in place.iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
 
 
 def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_policy_becomes_the_candidate_with_scores_and_lineage(store, policy, n
     run = store.get_run(recorded.run_id)
     assert (run.info.run_name, run.info.status) == ("register", "FINISHED")
     assert run.data.metrics == {"test.gain": 0.25}
-    assert registry.find_version(name, checkpoint_hash(policy)) == version
+    assert registry.find_version(name, policy) == version
 
 
 def test_the_same_policy_again_changes_nothing(store, policy, name):
@@ -109,10 +109,64 @@ def test_an_interrupted_registration_is_completed(store, policy, name, monkeypat
         patch.setattr(MlflowClient, "set_registered_model_alias", fail)
         with pytest.raises(UserError, match="the connection broke"):
             register(policy, name)
-    assert registry.find_version(name, checkpoint_hash(policy)) is None
+    assert registry.find_version(name, policy) is None
     assert register(policy, name).number == "1"
     assert store.get_registered_model(name).aliases == {"candidate": 1}
-    assert registry.find_version(name, checkpoint_hash(policy)) is not None
+    assert registry.find_version(name, policy) is not None
+
+
+def files_of(store: MlflowClient, name: str) -> Path:
+    """Where the candidate's files lie."""
+    version = store.get_model_version_by_alias(name, "candidate").version
+    return Path(store.get_model_version_download_uri(name, version).removeprefix("file://"))
+
+
+def lose_all(files: Path) -> None:
+    shutil.rmtree(files)
+
+
+def lose_the_weights(files: Path) -> None:
+    (files / "artifacts/policy/model.safetensors").unlink()
+
+
+def lose_the_code(files: Path) -> None:
+    (files / "served_policy.py").unlink()
+
+
+def cut_the_weights(files: Path) -> None:
+    with (files / "artifacts/policy/model.safetensors").open("ab") as file:
+        file.truncate(1000)
+
+
+DAMAGES = (lose_all, lose_the_weights, lose_the_code, cut_the_weights)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_version_whose_files_are_gone_is_registered_anew(store, policy, name, damage, capsys):
+    register(policy, name)
+    damage(files_of(store, name))
+    assert registry.find_version(name, policy) is None
+    assert register(policy, name).number == "2"
+    assert f"register: the files of {name} version 1 are gone" in capsys.readouterr().out
+    assert store.get_registered_model(name).aliases == {"candidate": 2}
+    assert registry.find_version(name, policy) == registry.Version(name, "2", checkpoint_hash(policy))
+    before = contents(store, name)
+    assert register(policy, name).number == "2"
+    assert contents(store, name) == before
+    assert registry.ask_candidate(name, QUESTIONS[0])
+
+
+def change_the_weights(files: Path) -> None:
+    (files / "artifacts/policy/model.safetensors").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, change_the_weights])
+def test_asking_a_candidate_whose_files_are_gone_says_to_register_it(store, policy, name, damage):
+    register(policy, name)
+    damage(files_of(store, name))
+    with pytest.raises(UserError, match=rf"^{name} version 1: .*register it again: make repro stage=register$") as e:
+        registry.ask_candidate(name, QUESTIONS[0])
+    assert "start it" not in str(e.value)
 
 
 def test_two_at_once_make_one_version(store, policy, name):

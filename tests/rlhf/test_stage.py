@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -57,7 +58,7 @@ def log(monkeypatch) -> Log:
 
 
 @pytest.fixture
-def workspace(tmp_path, monkeypatch) -> Iterator[Path]:
+def workspace(tmp_path, monkeypatch) -> Path:
     """A workspace with params and the outputs of an earlier run."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     for path, text in OLD.items():
@@ -65,10 +66,7 @@ def workspace(tmp_path, monkeypatch) -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.chdir(tmp_path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield tmp_path
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return tmp_path
 
 
 def files(*roots: str) -> dict[str, str]:
@@ -148,6 +146,45 @@ def test_outputs_of_parts_lie_in_one_directory(workspace, log):
     assert files("data") == {f"data/preferences/{split}.parquet": split for split in ("train", "validation")}
 
 
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A directory on a file system that renames from the tests' own do not reach."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == Path.cwd().stat().st_dev:
+        pytest.skip("no second file system here")
+    with TemporaryDirectory(dir=memory) as place:
+        yield Path(place)
+
+
+def test_outputs_of_a_directory_on_another_disk_are_whole_as_well(workspace, log, other_disk, monkeypatch):
+    """`models` on a disk of its own: a mount, or a link."""
+    shutil.move("models", other_disk)
+    Path("models").symlink_to(other_disk / "models")
+    seen = []
+    rename = stage_module._rename
+
+    def watched(source: Path, target: Path) -> None:
+        rename(source, target)
+        seen.append(files("models/policy"))
+
+    monkeypatch.setattr(stage_module, "_rename", watched)
+    run_stage("train_ppo", write_new, ())
+    published = files("models/policy", "metrics")
+    assert published == NEW
+    new = {path: text for path, text in NEW.items() if path.startswith("models")}
+    assert [state for state in seen if state not in ({}, new)] == []
+    assert Path("models").is_symlink()
+    assert list(other_disk.glob("models/.partial/*")) == list(workspace.glob(".partial/*")) == []
+
+
+def test_a_failed_stage_leaves_nothing_on_the_other_disk(workspace, log, other_disk, capsys):
+    shutil.move("models", other_disk)
+    Path("models").symlink_to(other_disk / "models")
+    ended(raising(ValueError("bad")), capsys)
+    assert files("models/policy", "metrics") == OLD
+    assert list(other_disk.glob("models/.partial/*")) == []
+
+
 def test_after_publishing_runs_once_the_outputs_are_in_place(workspace, log):
     seen = []
 
@@ -200,6 +237,32 @@ def test_a_signal_while_outputs_are_renamed_waits(workspace, log, monkeypatch, n
     run_stage("train_ppo", write_new, ())
     assert outputs() == NEW
     assert log.end == "finished"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_outputs_and_the_exit_is_too_late(workspace, number):
+    """A real process, to its very end: a stage whose outputs are in place must not look like one that failed."""
+    script = f"""
+import atexit, contextlib, os
+from rlhf import runtime, stage, tracking
+def signal_itself(*_): os.kill(os.getpid(), {int(number)})
+class Log: tag_outs = signal_itself
+@contextlib.contextmanager
+def stage_run(*_):
+    yield Log()
+    signal_itself()
+tracking.stage_run = stage_run
+runtime.configure = lambda *_: None
+atexit.register(signal_itself)
+def main(run):
+    run.output("metrics/ppo.json").write_text("new")
+    run.after_publishing(signal_itself)
+stage.run_stage("train_ppo", main)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert outputs() == OLD | {"metrics/ppo.json": "new"}
 
 
 # --- failure
@@ -310,10 +373,8 @@ def test_an_announced_output_that_was_not_written_changes_nothing(workspace, log
 
 @pytest.fixture
 def _foreground():
-    """The handlers of a foreground process: a background job inherits an ignored SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+    """The handler of a foreground process: a background job inherits an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.usefixtures("_foreground")

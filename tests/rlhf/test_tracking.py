@@ -60,9 +60,13 @@ def test_artifacts_and_data_sets_lie_with_the_run(store, tmp_path, monkeypatch):
         run.log_artifact(folder)
         run.log_text("a sample", "samples/first.txt")
         run.log_dataset(table, "test", "evaluation")
+        run.log_dataset(table, "made", "test", source=tmp_path / "data/prepared/test.parquet")
     paths = {item.path for folder in ("tables", "docs", "samples") for item in store.list_artifacts(run.id, folder)}
     assert paths == {"tables/data.parquet", "docs/index.html", "samples/first.txt"}
-    (given,) = store.get_run(run.id).inputs.dataset_inputs
+    found = {item.dataset.name: item for item in store.get_run(run.id).inputs.dataset_inputs}
+    given, made = found["test"], found["made"]
+    assert made.dataset.digest == dvc_md5(table)
+    assert made.dataset.source == '{"uri": "data/prepared/test.parquet"}'
     assert (given.dataset.name, given.dataset.digest) == ("test", dvc_md5(table))
     assert given.dataset.source == '{"uri": "data.parquet"}'
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "evaluation")]

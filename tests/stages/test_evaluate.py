@@ -54,7 +54,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     """The stage over a workspace with two tiny checkpoints and two splits whose gold answers are 0, 1, 2, ..."""
     params = validate(compose(["scale=smoke", "runtime.device=cpu"]))
     model, tokenizer = make_tiny(params.sft.tiny, seed=0)
-    (tmp_path / "models").mkdir()
+    for name in ("models", ".partial"):
+        (tmp_path / name).mkdir()
     sft = Manifest(kind="sft", source="tiny:", seed=0, stop_token="<|end|>")
     save_checkpoint(tmp_path / "models/sft", model, tokenizer, sft)
     parents = {"sft": checkpoint_hash(tmp_path / "models/sft")}

@@ -33,6 +33,7 @@ class Log:
 def run(workspace: Path, *overrides: str) -> tuple[Path, Log]:
     """Runs the stage's main at smoke scale; returns what would become models/fetched, and the log."""
     params, log, staging = validate(compose(["scale=smoke", *overrides])), Log(), workspace / ".partial"
+    staging.mkdir()
     with ExitStack() as held:
         fetch_sft.main(Stage("fetch_sft", params, log, workspace, workspace, held, staging))  # type: ignore[arg-type]
     return staging / "models" / "fetched", log

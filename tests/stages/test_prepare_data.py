@@ -21,7 +21,7 @@ class Log:
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
         self.artifacts: list[Path] = []
-        self.datasets: list[tuple[str, str, str]] = []
+        self.datasets: list[tuple[Path, str, str]] = []
 
     def log_metrics(self, values: dict[str, float], step: int | None = None) -> None:
         self.metrics |= values
@@ -30,20 +30,20 @@ class Log:
         assert (path / "index.html").is_file()
         self.artifacts.append(path)
 
-    def log_dataset(self, path: Path, name: str, context: str) -> None:
+    def log_dataset(self, path: Path, name: str, context: str, source: Path) -> None:
         assert path.is_file()
-        self.datasets.append((path.name, name, context))
+        self.datasets.append((source, name, context))
 
 
 class FakeStage:
-    """Outputs and scratch under one directory, in place at once."""
+    """Outputs aside until `main` is done, and scratch."""
 
     def __init__(self, place: Path, params: Params) -> None:
         self.place, self.params, self.log = place, params, Log()
         self.actions: list[Callable[[], None]] = []
 
     def output(self, path: str) -> Path:
-        target = self.place / path
+        target = self.place / "aside" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
@@ -59,6 +59,8 @@ class FakeStage:
 def prepared(place: Path, *overrides: str) -> FakeStage:
     stage = FakeStage(place, validate(compose(["scale=smoke", *overrides])))
     main(stage)  # type: ignore[arg-type]
+    for made in (place / "aside").iterdir():
+        made.rename(place / made.name)
     for action in stage.actions:
         action()
     return stage
@@ -73,7 +75,7 @@ def test_writes_the_splits_and_the_verdict_and_logs_them(tmp_path: Path, capsys:
     assert stage.log.metrics == {f"rows.{split}": len(p) for split, p in splits.items()} | {
         "careless_share.train": pytest.approx(0.45, abs=0.12)
     }
-    assert stage.log.datasets == [(f"{split}.parquet", split, split) for split in SPLITS]
+    assert stage.log.datasets == [(tmp_path / f"data/prepared/{split}.parquet", split, split) for split in SPLITS]
     assert stage.log.artifacts == [tmp_path / "runs/data_docs"]
     assert not stage.log.artifacts[0].exists()
     assert "16 validation, 16 gate, 24 test rows, all expectations met" in capsys.readouterr().out
@@ -103,11 +105,10 @@ def test_a_failed_expectation_stops_before_any_output_but_shows_its_docs(tmp_pat
     assert repr(broken["question"]) in str(caught.value)
     assert str(place / "runs/data_docs/index.html") in str(caught.value)
     assert (place / "runs/data_docs/index.html").is_file()
-    assert not (place / "data").exists()
-    assert not (place / "metrics").exists()
+    assert not (place / "aside").exists()
 
 
 def test_an_empty_split_names_its_param(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.gate_share"):
         prepared(tmp_path, "data.gate_share=0.0")
-    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "aside").exists()

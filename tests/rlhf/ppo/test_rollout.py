@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlhf.models.actor_critic import ActorCritic, Reference
+from rlhf.params import Sampling
 from rlhf.ppo.rollout import (
     Experience,
     Rollout,
@@ -16,16 +17,22 @@ from rlhf.ppo.rollout import (
     sample,
     whiten_advantages,
 )
-from tests.rlhf.ppo.toy import tokenizer, toy_actor_critic, toy_experience, toy_params, toy_prompts
+from rlhf.ppo.trainer import Progress, train
+from tests.rlhf.ppo.toy import Toy, tokenizer, toy_actor_critic, toy_experience, toy_params, toy_prompts
 from tests.tiny_models import EOS, tiny_model
 
 
-def rollout(actor_critic: ActorCritic, numbers: list[int], samples: int = 2, iteration: int = 0) -> Rollout:
-    sampling = toy_params().ppo.sampling
-    chosen = np.array(numbers)
-    return sample(
-        actor_critic.policy, tokenizer(), toy_prompts(), chosen, samples, sampling, seed=0, iteration=iteration
-    )
+def rollout(
+    actor_critic: ActorCritic,
+    numbers: list[int],
+    samples: int = 2,
+    iteration: int = 0,
+    sampling: Sampling | None = None,
+    exact: bool = False,
+) -> Rollout:
+    sampling = sampling or toy_params().ppo.sampling
+    settings = {"exact": exact, "seed": 0, "iteration": iteration}
+    return sample(actor_critic.policy, tokenizer(), toy_prompts(), np.array(numbers), samples, sampling, **settings)
 
 
 def responses(drawn: Rollout) -> list[list[int]]:
@@ -151,3 +158,53 @@ def test_equal_scores_take_the_last_deviation(last: float | None, divisor: float
     expected = (before.advantages - before.advantages[mask].mean()) / divisor * mask
     torch.testing.assert_close(after.advantages, expected, atol=1e-5, rtol=1e-5)
     assert std == last
+
+
+CUT = toy_params("ppo.sampling.top_k=7", "ppo.sampling.top_p=0.9").ppo.sampling
+
+
+def test_without_truncation_nothing_is_cut_and_nothing_kept() -> None:
+    for exact in (False, True):
+        drawn = rollout(toy_actor_critic(toy_params()), [7, 2, 11], exact=exact)
+        assert drawn.cut_mass == pytest.approx(0, abs=1e-12) and drawn.kept is None
+
+
+def test_full_truncation_keeps_the_full_distributions_log_probabilities_and_says_what_was_cut() -> None:
+    model = toy_actor_critic(toy_params())
+    drawn = rollout(model, [7, 2, 11], sampling=CUT)
+    assert 0.05 < drawn.cut_mass < 1 and drawn.kept is None
+    with torch.no_grad():
+        torch.testing.assert_close(drawn.sampler_logprobs, model(drawn.batch, 1.0).logprobs, atol=1e-5, rtol=0)
+
+
+def test_exact_truncation_renormalises_policy_and_reference_over_the_kept_tokens() -> None:
+    model, reference = toy_actor_critic(toy_params()), Reference(tiny_model(seed=5), torch.float32)
+    drawn = rollout(model, [7, 2, 11], sampling=CUT, exact=True)
+    assert drawn.kept is not None and drawn.kept.shape[2] <= 7
+    for size in (2, 100):
+        actions, ref = evaluate_actions(model, reference, drawn.batch, 1.0, size, drawn.kept)
+        torch.testing.assert_close(drawn.sampler_logprobs, actions.logprobs, atol=1e-5, rtol=0)
+        for row, t in drawn.batch.mask.nonzero().tolist():
+            ids = drawn.kept[row, t][drawn.kept[row, t] >= 0].long()
+            tokens = drawn.batch.tokens[row : row + 1, : t + 1]
+            logits = tiny_model(seed=5)(tokens).logits[0, -1, ids].detach()
+            place = ids.tolist().index(int(drawn.batch.tokens[row, t + 1]))
+            assert float(ref[row, t]) == pytest.approx(float(torch.log_softmax(logits, 0)[place]), abs=1e-4)
+
+
+@pytest.mark.parametrize("truncation", ["full", "exact"])
+def test_ppo_learns_with_truncated_sampling_and_its_first_ratio_is_one(truncation: str) -> None:
+    cut = ("ppo.sampling.top_k=20", "ppo.sampling.top_p=0.95", f"ppo.truncation={truncation}")
+    rows = train(Toy(toy_params(*cut, "ppo.iterations=8", "ppo.epochs=2")).loop(), Progress()).rows[1:]
+    assert rows[-1]["score"] > rows[0]["score"] + 0.2
+    assert all(row["first_log_ratio"] < 1e-4 and row["mismatch"] < 1e-5 for row in rows)
+
+
+def test_a_stop_string_finishes_a_response() -> None:
+    model, plain = toy_actor_critic(toy_params()), toy_params().ppo.sampling
+    free = rollout(model, [7, 2, 11, 5])
+    text = max((t for t in free.texts if len(t) > 3), key=len)
+    stopped = rollout(model, [7, 2, 11, 5], sampling=plain.model_copy(update={"stop": [text[1:3]]}))
+    row = free.texts.index(text)
+    assert stopped.texts[row] == text[: len(stopped.texts[row])] and text[1:3] in stopped.texts[row]
+    assert bool(stopped.finished[row]) and len(stopped.texts[row]) < len(text)

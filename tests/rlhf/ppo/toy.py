@@ -108,9 +108,9 @@ def toy_experience(actor_critic: ActorCritic, params: Params) -> Experience:
     """One iteration's experience, with scores of the toy's scorer."""
     ppo = params.ppo
     numbers = np.arange(ppo.prompts_per_iteration)
-    settings = {"seed": 0, "iteration": 0}
+    settings = {"exact": ppo.truncation == "exact", "seed": 0, "iteration": 0}
     rollout = sample(actor_critic.policy, tokenizer(), toy_prompts(), numbers, 2, ppo.sampling, **settings)
     reference = Reference(tiny_model(seed=5, spread=2.0), torch.float32)
-    actions, ref = evaluate_actions(actor_critic, reference, rollout.batch, ppo.sampling.temperature, 8)
+    actions, ref = evaluate_actions(actor_critic, reference, rollout.batch, ppo.sampling.temperature, 8, rollout.kept)
     scores = low_tokens(rollout.problems, rollout.texts, rollout.batch)
     return build_experience(rollout, actions, ref, scores, ppo, kl_coef=0.05)
