@@ -80,6 +80,12 @@ def register_policy(
     return Version(name, str(found.version), policy_hash)
 
 
+def candidate_number(name: str) -> str:
+    """The number of the version that is the candidate; empty where there is none."""
+    with _server() as registry:
+        return str(registry.get_registered_model(name).aliases.get(ALIAS, ""))
+
+
 def ask_candidate(name: str, question: str) -> str:
     """The registered candidate's answer; raises UserError where there is no candidate or the question is too long."""
     mlflow = quiet_mlflow()

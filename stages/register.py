@@ -27,8 +27,11 @@ def main(stage: Stage) -> None:
     evaluation = json.loads(stage.input("metrics/evaluation.json").read_text(encoding="utf-8"))
     ppo = json.loads(stage.input("metrics/ppo.json").read_text(encoding="utf-8"))
     version = registry.find_version(name, checkpoint_hash(policy))
-    state = "already registered"
-    if version is None:
+    if version:
+        candidate = registry.candidate_number(name)
+        elsewhere = f"; {registry.ALIAS} version: {candidate or 'none'}" if candidate != version.number else ""
+        state = f"already registered{elsewhere}"
+    else:
         version = registry.register_policy(
             policy,
             name=name,
