@@ -129,12 +129,15 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def retries(name: str, params: Params) -> int:
-    """How often to try the stage again: only where it reads or writes over the network."""
+def retries(name: str, params: Params, parent_run_id: str) -> int:
+    """How often to try the stage again: only where it reads or writes over the network.
+
+    Without a `parent_run_id` the tracking server was out of reach already when the pipeline started.
+    """
     over_network = {
         "prepare_data": params.data.source == "hub",
         "fetch_sft": "://" in params.sft.source,
-        "register": anchors.tracking_uri().startswith(("http://", "https://")),
+        "register": bool(parent_run_id) and anchors.tracking_uri().startswith(("http://", "https://")),
     }
     return RETRIES if over_network.get(name) else 0
 

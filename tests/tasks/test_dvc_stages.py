@@ -166,8 +166,13 @@ def test_only_what_goes_over_the_network_is_retried(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     params = validate(compose(overrides))
     stages = upstream(anchors.CHECKOUT / "dvc.yaml", compose(overrides))
-    assert {name for name in stages if retries(name, params) == RETRIES} == retried
-    assert {name for name in stages if retries(name, params) == 0} == set(stages) - retried
+    assert {name for name in stages if retries(name, params, "run") == RETRIES} == retried
+    assert {name for name in stages if retries(name, params, "run") == 0} == set(stages) - retried
+
+
+def test_a_server_that_was_down_from_the_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+    assert retries("register", validate(compose()), "") == 0
 
 
 @pytest.mark.parametrize(("reward", "needs_reward_model"), [("verifier", False), ("reward_model", True)])
