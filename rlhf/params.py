@@ -28,8 +28,10 @@ class Section(BaseModel):
         return value
 
 
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
+MOST = 1_000_000  # far beyond any run, and small enough that a slip of the finger does not fill the memory
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Size = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -76,7 +78,7 @@ class Verifier(Section):
 class Generator(Section):
     """The built-in word problems."""
 
-    seed: Size
+    seed: Seed
     """Seed of the problems; apart from the global seed, so that runs with several seeds share their data."""
     train: Count
     """Problems before validation and gate are cut from them."""
@@ -144,7 +146,7 @@ class Tiny(Section):
     """Width of the feed-forward layer."""
     context: Count
     """Longest sequence in tokens."""
-    vocabulary: Annotated[int, Field(ge=270)]
+    vocabulary: Annotated[int, Field(ge=270, le=MOST)]
     """Upper limit of the tokenizer's vocabulary."""
 
     @model_validator(mode="after")
@@ -192,7 +194,7 @@ class Sft(Section):
 class Preferences(Section):
     questions: Count
     """Train questions to sample answers for."""
-    samples: Annotated[int, Field(ge=2)]
+    samples: Annotated[int, Field(ge=2, le=MOST)]
     """Answers a question."""
     temperature: Positive
     """Sampling temperature."""
@@ -223,7 +225,7 @@ class RewardModel(Section):
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive
     """Gradient norm above which gradients are scaled down."""
-    normalisation_samples: Annotated[int, Field(ge=2)]
+    normalisation_samples: Annotated[int, Field(ge=2, le=MOST)]
     """SFT samples over which the score's mean and deviation are taken, at PPO's sampling settings."""
 
 
@@ -353,7 +355,7 @@ class Registry(Section):
 class Params(Section):
     """All of `params.yaml`."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    seed: Seed
     """Seed of initial weights, sampling and shuffling."""
     runtime: Runtime
     prompt: Prompt
