@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from rlhf import config, tracking
@@ -30,6 +31,8 @@ def pipeline(overrides: list[str]) -> Summary:
     mend_rwlock(CHECKOUT)
     tags = {"overrides": " ".join(overrides), "prefect.flow_run": flow_run.name or ""}
     with tracking.pipeline_run(raw, tags) as run:
+        if not run.id:
+            get_run_logger().warning("the tracking server is out of reach: register fails unless it is back by then")
         run.log_artifact(CHECKOUT / config.PARAMS_FILE)
         outcomes = _run_stages(raw, params, run.id)
         evaluation = summary.read_evaluation(CHECKOUT)
@@ -51,7 +54,9 @@ def _run_stages(raw: dict[str, Any], params: Params, parent_run_id: str) -> dict
     outcomes = {}
     for name, needed in upstream(CHECKOUT / "dvc.yaml", raw).items():
         config.require_unchanged(raw, CHECKOUT / config.PARAMS_FILE)
-        attempt = run_stage.with_options(retries=retries(name, params), retry_delay_seconds=RETRY_DELAY_SECONDS)
+        attempt = run_stage.with_options(
+            retries=retries(name, params, parent_run_id), retry_delay_seconds=RETRY_DELAY_SECONDS
+        )
         waits = [states[stage] for stage in needed]
         states[name] = attempt(name, parent_run_id, wait_for=waits, return_state=True)
         outcomes[name] = states[name].result()

@@ -27,10 +27,12 @@ def set_prefect_environment() -> None:
 
     What the user has set wins: PREFECT_HOME, and the profiles of the home directory, which may name a server.
     """
-    profiles = Path.home() / ".prefect" / "profiles.toml"
-    if "PREFECT_HOME" not in os.environ and profiles.is_file():
-        os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
-    os.environ.setdefault("PREFECT_HOME", str(anchors.main_checkout() / ".prefect"))
+    if "PREFECT_HOME" not in os.environ:
+        profiles, home = Path.home() / ".prefect" / "profiles.toml", anchors.main_checkout() / ".prefect"
+        if profiles.is_file():
+            os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
+        home.mkdir(exist_ok=True)  # Prefect would only warn, and go on without it
+        os.environ["PREFECT_HOME"] = str(home)
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "true")
 

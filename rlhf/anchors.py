@@ -29,13 +29,13 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout; a relative sqlite path is made absolute."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
-    database = _sqlite_file(uri)
+    database = sqlite_file(uri)
     return f"sqlite:///{database}" if database else uri
 
 
 def artifact_root() -> Path:
     """Where artifacts go if no tracking server keeps them: beside the sqlite database."""
-    database = _sqlite_file(tracking_uri())
+    database = sqlite_file(tracking_uri())
     return (database.parent if database else main_checkout()) / "mlartifacts"
 
 
@@ -54,7 +54,8 @@ def environment() -> dict[str, str]:
     return {"MLFLOW_TRACKING_URI": tracking_uri(), "RLHF_STATE_DIR": str(state_dir()), "DO_NOT_TRACK": "true"}
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
+    """The database file of a sqlite URI; None for any other, and for a database in memory."""
     prefix, separator, place = uri.partition("sqlite:///")
     return Path(place).absolute() if separator and not prefix and not place.startswith(":") else None
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -112,6 +113,9 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    for override in overrides:
+        if re.match(r"[+~]*hydra\b", override):
+            raise UsageError(f"{override}: Hydra only composes here, its own settings do nothing: leave it out")
     try:
         with initialize_config_dir(str(conf), version_base=None):
             raw: Any = OmegaConf.to_container(hydra_compose("config", overrides=list(overrides)), resolve=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.models.checkpoints import checkpoint_hash, verify_files
 from rlhf.tracking import Run
-from rlhf.tracking_server import quiet_mlflow, reason, without_password
+from rlhf.tracking_server import client, quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,6 +86,12 @@ def register_policy(
             registry.set_registered_model_alias(name, ALIAS, found.version)
             registry.set_model_version_tag(name, found.version, "registered", "true")
     return Version(name, str(found.version), policy_hash)
+
+
+def candidate_number(name: str) -> str:
+    """The number of the version that is the candidate; empty where there is none."""
+    with _server() as registry:
+        return str(registry.get_registered_model(name).aliases.get(ALIAS, ""))
 
 
 def ask_candidate(name: str, question: str) -> str:
@@ -190,8 +197,8 @@ def _server() -> Iterator[MlflowClient]:
     mlflow.set_tracking_uri(uri)  # for logging and loading models, which take no client
     try:
         with warnings.catch_warnings(record=True):  # it asks for type hints, which would cost the signature its params
-            yield mlflow.MlflowClient(uri)
-    except (mlflow.MlflowException, SQLAlchemyError) as error:
+            yield client(uri)
+    except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error) as error:
         place = without_password(uri)
         raise UserError(f"MLflow at {place}: {reason(error)}: start it, or set MLFLOW_TRACKING_URI") from None
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from rlhf import anchors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,6 +42,18 @@ def quiet_mlflow() -> ModuleType:
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return mlflow
+
+
+def client(uri: str) -> MlflowClient:
+    """MLflow's client for the server or database at `uri`.
+
+    Raises sqlite3.Error or OSError where a sqlite database cannot be opened, which MLflow would try for 100 seconds.
+    """
+    if database := anchors.sqlite_file(uri.partition("?")[0]):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("PRAGMA schema_version")  # reads the file
+    return quiet_mlflow().MlflowClient(uri)
 
 
 def without_password(uri: str) -> str:
@@ -73,7 +89,7 @@ class Server:
         if time.monotonic() < self._retry_at and not urgent:
             return False
         try:
-            self._client = self._client or quiet_mlflow().MlflowClient(self._uri)
+            self._client = self._client or client(self._uri)
             call(self._client)
         except Exception as error:  # of any kind: MLflow lets those of its stores, drivers and transports through
             refused = _is_refusal(error)

@@ -27,8 +27,11 @@ def main(stage: Stage) -> None:
     metrics = stage.read_json("metrics/evaluation.json", scores)
     metrics |= {"ppo.best_iteration": stage.read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))}
     version = registry.find_version(name, policy)
-    state = "already registered"
-    if version is None:
+    if version:
+        candidate = registry.candidate_number(name)
+        elsewhere = f"; {registry.ALIAS} version: {candidate or 'none'}" if candidate != version.number else ""
+        state = f"already registered{elsewhere}"
+    else:
         version = registry.register_policy(
             policy,
             name=name,

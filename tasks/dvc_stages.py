@@ -91,6 +91,8 @@ class _Output:
             self.restored = True
         elif line.startswith(FAILED):
             self._errors.append(line.removeprefix(FAILED))
+        elif self._errors and not self.ran:  # DVC's errors may go over several lines: who is in the way, and what to do
+            self._errors[-1] += f" {line.strip()}"
         elif not CHATTER.fullmatch(line):
             self.stage_line = line
             return line
@@ -98,7 +100,7 @@ class _Output:
 
     def fault(self, name: str, code: int) -> str:
         """The one line that says why the stage failed: its own last one, or DVC's error where it did not get to run."""
-        reason = self.stage_line if self.ran else next(iter(self._errors), self.stage_line)
+        reason = self.stage_line if self.ran else " ".join(next(iter(self._errors), self.stage_line).split())
         reason = reason or f"exit code {code} without a word"
         return reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
 
@@ -127,12 +129,15 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def retries(name: str, params: Params) -> int:
-    """How often to try the stage again: only where it reads or writes over the network."""
+def retries(name: str, params: Params, parent_run_id: str) -> int:
+    """How often to try the stage again: only where it reads or writes over the network.
+
+    Without a `parent_run_id` the tracking server was out of reach already when the pipeline started.
+    """
     over_network = {
         "prepare_data": params.data.source == "hub",
         "fetch_sft": "://" in params.sft.source,
-        "register": anchors.tracking_uri().startswith(("http://", "https://")),
+        "register": bool(parent_run_id) and anchors.tracking_uri().startswith(("http://", "https://")),
     }
     return RETRIES if over_network.get(name) else 0
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
 from rlhf.params.section import (
+    MOST,
     NOTHING,
     REWARD_MODEL_PATH,
     Count,
@@ -20,6 +21,7 @@ from rlhf.params.section import (
     NonNegative,
     Positive,
     Section,
+    Seed,
     Share,
     Size,
 )
@@ -92,7 +94,7 @@ class Verifier(Section):
 class Generator(Section):
     """The built-in word problems."""
 
-    seed: Size
+    seed: Seed
     """Seed of the problems; apart from the global seed, so that runs with several seeds share their data."""
     train: Count
     """Problems before validation and gate are cut from them."""
@@ -160,7 +162,7 @@ class Tiny(Section):
     """Width of the feed-forward layer."""
     context: Count
     """Longest sequence in tokens."""
-    vocabulary: Annotated[int, Field(ge=270)]
+    vocabulary: Annotated[int, Field(ge=270, le=MOST)]
     """Upper limit of the tokenizer's vocabulary."""
 
     @model_validator(mode="after")
@@ -208,7 +210,7 @@ class Sft(Section):
 class Preferences(Section):
     questions: Count
     """Train questions to sample answers for."""
-    samples: Annotated[int, Field(ge=2)]
+    samples: Annotated[int, Field(ge=2, le=MOST)]
     """Answers a question."""
     temperature: Positive
     """Sampling temperature."""
@@ -239,7 +241,7 @@ class RewardModel(Section):
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive
     """Gradient norm above which gradients are scaled down."""
-    normalisation_samples: Annotated[int, Field(ge=2)]
+    normalisation_samples: Annotated[int, Field(ge=2, le=MOST)]
     """SFT samples over which the score's mean and deviation are taken, at PPO's sampling settings."""
 
 
@@ -260,7 +262,7 @@ class Registry(Section):
 class Params(Section):
     """All of `params.yaml`."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    seed: Seed
     """Seed of initial weights, sampling and shuffling."""
     runtime: Runtime
     distributed: Distributed

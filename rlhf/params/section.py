@@ -24,8 +24,10 @@ class Section(BaseModel):
         return value
 
 
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
+MOST = 1_000_000  # far beyond any run, and small enough that a slip of the finger does not fill the memory
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Size = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -97,16 +97,19 @@ def test_prefects_database_is_in_the_main_checkout_unless_the_user_says_otherwis
     assert os.environ["PREFECT_PROFILES_PATH"] == str(home / ".prefect" / "profiles.toml")
 
 
+@pytest.mark.parametrize(("home", "place"), [(None, ".prefect"), ("the user's", "runs/servers")])
 def test_a_read_only_checkout_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: str | None, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read_only(path: Path, *_arguments: object, **_options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
+    if home is None:
+        monkeypatch.delenv("PREFECT_HOME")
     monkeypatch.setattr(servers, "require_free", lambda _port: None)
     monkeypatch.setattr(Path, "mkdir", read_only)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert ui.main() == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"ui: {tmp_path / 'runs' / 'servers'}: Read-only file system: make room or access there")
+    assert error.startswith(f"ui: {tmp_path / place}: Read-only file system: make room or access there")
     assert error.count("\n") == 1

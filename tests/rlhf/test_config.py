@@ -147,6 +147,9 @@ def test_a_file_that_somebody_changed_is_noticed(tmp_path):
         (["--help"], ["--help"]),
         (["ppo.lr=[1"], ["ppo.lr=[1"]),
         (["sft.source=models/mine"], ["sft: reads must be models/mine"]),
+        (["seed=1", "hydra.verbose=true"], ["hydra.verbose=true: Hydra only composes here"]),
+        (["+hydra.run.dir=/tmp/x"], ["hydra.run.dir=/tmp/x: Hydra only composes here"]),
+        (["hydra/job_logging=none"], ["hydra/job_logging=none: Hydra only composes here"]),
     ],
     ids=str,
 )

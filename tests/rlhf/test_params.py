@@ -76,12 +76,14 @@ NUMBERS = [key for key, field in LEAVES.items() if types_of(field.annotation) & 
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_every_number_has_bounds(key):
-    """No number takes infinity, not-a-number, true or text, and all but one refuse what is far below zero."""
+    """No number takes infinity, not-a-number, true or text; all but one refuse what is far below zero; counts end."""
     name = key.replace(".", "__")
     for nonsense in (float("inf"), float("nan"), True, "many", [1], {}):
         assert f"{key}: " in refusal(**{name: nonsense})
     if key != "ppo.reward.cut_off_score":
         assert f"{key}: " in refusal(**{name: -(10**9)})
+    if int in types_of(LEAVES[key].annotation):
+        assert f"{key}: " in refusal(**{name: 10**10})
 
 
 @pytest.mark.parametrize("key", [key for key, field in LEAVES.items() if types_of(field.annotation) == {Literal}])

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -252,6 +253,14 @@ def test_a_server_that_is_down_is_named_in_one_line(policy, name, monkeypatch):
     assert "http://user:***@127.0.0.1:9" in message
     assert "Connection refused" in message
     assert "\n" not in message
+
+
+def test_a_database_that_cannot_be_opened_is_told_at_once(name, tmp_path, monkeypatch):
+    """MLflow itself tries for 100 seconds."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}")
+    monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("it is tried again"))
+    with pytest.raises(UserError, match=f"^MLflow at sqlite:///{tmp_path}: unable to open database file: "):
+        registry.ask_candidate(name, QUESTIONS[0])
 
 
 def test_requirements_are_the_locked_versions_for_this_python(tmp_path):

@@ -78,6 +78,21 @@ def test_it_registers_once_and_then_leaves_no_trace(workspace, store, capsys):
     assert contents(store) == before
 
 
+def test_a_candidate_that_is_another_version_is_told(workspace, store, policy, capsys):
+    run_stage("register", main, [])
+    shutil.rmtree(workspace / "models/policy")
+    save_policy(workspace / "models/policy", seed=1)
+    run_stage("register", main, [])
+    shutil.rmtree(workspace / "models/policy")
+    shutil.copytree(policy, workspace / "models/policy")
+    capsys.readouterr()
+    run_stage("register", main, [])
+    assert f"{model_name()} version 1 (already registered; candidate version: 2), policy " in capsys.readouterr().out
+    store.delete_registered_model_alias(model_name(), "candidate")
+    run_stage("register", main, [])
+    assert f"{model_name()} version 1 (already registered; candidate version: none), policy " in capsys.readouterr().out
+
+
 def test_the_version_tells_scores_and_lineage(workspace, store):
     policy_md5 = dvc_md5(workspace / "models/policy")
     write_lock(workspace, policy_md5)

@@ -135,7 +135,8 @@ def test_only_the_stages_own_lines_are_shown() -> None:
         "\tgit add dvc.lock",
         "Use `dvc push` to send your updates to remote",
     ]
-    assert [shown for line in lines if (shown := output.read(line))] == ["x: 3 rows"]
+    lines += ["ERROR: a library's word", "x: still here"]
+    assert [shown for line in lines if (shown := output.read(line))] == ["x: 3 rows", "x: still here"]
     assert (output.ran, output.restored) == (True, False)
 
 
@@ -144,6 +145,8 @@ def test_a_fault_is_one_line_and_names_the_stage_once() -> None:
     assert (
         read(["Running stage 'x':", "x: hub: out of reach: wait", dvc]).fault("x", 255) == "x: hub: out of reach: wait"
     )
+    busy = ["ERROR: 'o' is busy, it is being blocked by:", "  (PID 7): dvc repro", "", "If there are no", "ERROR: hint"]
+    assert read(busy).fault("x", 255) == "x: 'o' is busy, it is being blocked by: (PID 7): dvc repro If there are no"
     assert read(["ERROR: busy", "ERROR: hint"]).fault("x", 255) == "x: busy"
     assert read(["Running stage 'x':", dvc]).fault("x", 255) == "x: exit code 255 without a word"
 
@@ -163,8 +166,13 @@ def test_only_what_goes_over_the_network_is_retried(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     params = validate(compose(overrides))
     stages = upstream(anchors.CHECKOUT / "dvc.yaml", compose(overrides))
-    assert {name for name in stages if retries(name, params) == RETRIES} == retried
-    assert {name for name in stages if retries(name, params) == 0} == set(stages) - retried
+    assert {name for name in stages if retries(name, params, "run") == RETRIES} == retried
+    assert {name for name in stages if retries(name, params, "run") == 0} == set(stages) - retried
+
+
+def test_a_server_that_was_down_from_the_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+    assert retries("register", validate(compose()), "") == 0
 
 
 @pytest.mark.parametrize(("reward", "needs_reward_model"), [("verifier", False), ("reward_model", True)])
