@@ -67,7 +67,8 @@ class ServedPolicy(PythonModel):
             raise QuestionTooLong(f"the question takes {len(prompt)} tokens: this policy reads at most {longest}")
         tokens = torch.tensor([prompt], device=self.model.device)
         stop = self.tokenizer.convert_tokens_to_ids(self.manifest["stop_token"])
-        texts = self.manifest["params"]["ppo"]["sampling"]["stop"]
+        # A checkpoint that PPO did not train names no stop strings.
+        texts = self.manifest["params"].get("ppo", {}).get("sampling", {}).get("stop", [])
         with torch.inference_mode():
             output = self.model.generate(
                 tokens,
