@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from rlhf import config, hashes, runtime
+from rlhf import config, hashes, process, runtime
 from rlhf.errors import UserError
 from rlhf.params import Params
 
@@ -120,6 +120,7 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
         signal.signal(signal.SIGINT, _interrupt)
     try:
         _run(name, main, sys.argv[1:] if arguments is None else arguments)
+        process.leave_with(0)
     except UserError as error:
         _stop(name, str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -141,6 +142,7 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
         print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
     with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
+        process.end_loading()
         main(stage)
         log.tag_outs(stage.publish())
 
@@ -205,4 +207,5 @@ def _unexpected(name: str, error: Exception) -> str:
 
 def _stop(name: str, message: str, code: int) -> None:
     print(f"{name}: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
+    process.leave_with(code)
     sys.exit(code)
