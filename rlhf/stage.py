@@ -130,11 +130,12 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
 
 
 def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
-    from rlhf.tracking import stage_run
+    from rlhf.tracking import SECTIONS, stage_run
 
     workspace = Path.cwd()
     params = config.load(arguments)
-    runtime.configure(params.runtime, params.seed)
+    if "runtime" in SECTIONS[name]:  # no other stage is to pay for importing torch
+        runtime.configure(params.runtime, params.seed)
     place = workspace
     if arguments:
         key = sha256(params.model_dump_json().encode()).hexdigest()[:12]
