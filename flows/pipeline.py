@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from flows import servers
-from rlhf import anchors, config
+from rlhf import anchors, config, process
 from rlhf.errors import UserError
+from rlhf.tracking_server import quiet_mlflow
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,6 +47,8 @@ def _run(overrides: list[str]) -> str:
         from flows.pipeline_flow import pipeline
         from tasks.summary import as_text
 
+        quiet_mlflow()  # loads while the server starts, on another core
+        process.end_loading()
         console = take_over(sys.stdout)
         wait_for_api()
         try:
@@ -74,4 +77,7 @@ def _stop(message: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process.start_loading()
+    status = main(sys.argv[1:])
+    process.leave_with(status)
+    sys.exit(status)
