@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from flows import servers
-from rlhf import anchors, config, locks
+from rlhf import anchors, config, locks, process
 from rlhf.errors import UsageError, run_command
+from rlhf.tracking_server import quiet_mlflow
 from tasks.processes import end_with_parent
 
 LOCK = Path(".cache/pipeline.lock")
@@ -59,6 +60,8 @@ def _run(overrides: list[str]) -> None:
         from flows.pipeline_flow import pipeline
         from tasks.summary import as_text
 
+        quiet_mlflow()  # loads while the server starts, on another core
+        process.end_loading()
         console = take_over(sys.stdout)
         wait_for_api()
         try:
@@ -74,4 +77,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process.start_loading()
+    status = main(sys.argv[1:])
+    process.leave_with(status)
+    sys.exit(status)

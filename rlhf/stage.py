@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, hashes, runtime
+from rlhf import config, hashes, process, runtime
 from rlhf.errors import UserError, run_command
 from rlhf.params import Params
 
@@ -147,16 +147,19 @@ def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str]
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
     given = sys.argv[1:] if arguments is None else arguments
-    if code := run_command(name, lambda: _run(name, main, given), "interrupted: nothing half-written is left"):
+    code = run_command(name, lambda: _run(name, main, given), "interrupted: nothing half-written is left")
+    process.leave_with(code)
+    if code:
         sys.exit(code)
 
 
 def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
-    from rlhf.tracking import params_of, stage_run
+    from rlhf.tracking import SECTIONS, params_of, stage_run
 
     workspace = Path.cwd()
     params = config.load(arguments)
-    runtime.configure(params.runtime, params.seed)
+    if "runtime" in SECTIONS[name]:  # no other stage is to pay for importing torch
+        runtime.configure(params.runtime, params.seed)
     place = workspace
     if arguments:
         key = sha256(params.model_dump_json().encode()).hexdigest()[:12]
@@ -164,6 +167,7 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
         print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
     with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
+        process.end_loading()
         main(stage)
         # DVC records the params as they are when the stage has ended, and would take this result for theirs.
         if not arguments and params_of(name, config.load().model_dump()) != params_of(name, params.model_dump()):

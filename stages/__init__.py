@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-import rlhf  # noqa: F401  (before torch: it sets what torch reads when it is loaded)
+from rlhf import process  # before torch: rlhf sets what torch reads when it is loaded
 
 
 def _stop_loading(_number: int, _frame: object) -> None:
@@ -18,3 +18,5 @@ _RUNNING = [word.removeprefix("stages.") for word in sys.orig_argv if word.start
 if _RUNNING and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _stop_loading)
     signal.signal(signal.SIGTERM, _stop_loading)
+if _RUNNING:
+    process.start_loading()

@@ -1,4 +1,7 @@
-"""Intervals and tests for two models that answered the same problems."""
+"""Intervals and tests for two models that answered the same problems.
+
+scipy.stats takes most of a second to import, and flows need `flat` alone: the functions that use it import it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-from scipy.stats import binomtest
 
 if TYPE_CHECKING:
     from rlhf.evaluation.accuracy import Graded
@@ -66,6 +67,8 @@ def paired_table(before: Sequence[bool], after: Sequence[bool]) -> PairedTable:
 
 def wilson_interval(successes: int, n: int, confidence: float) -> Interval:
     """Wilson's score interval for one proportion, without continuity correction (Wilson 1927)."""
+    from scipy.stats import binomtest
+
     interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return Interval(float(interval.low), float(interval.high))
 
@@ -111,6 +114,8 @@ def mcnemar_p_value(table: PairedTable) -> float:
 
     P(X >= gained) for X ~ Binomial(gained + lost, 1/2); 1 where nothing changed.
     """
+    from scipy.stats import binomtest
+
     changed = table.gained + table.lost
     if changed == 0:
         return 1.0

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from rlhf import config, tracking
+from rlhf import config, runtime, tracking
 from rlhf import stage as stage_module
 from rlhf.errors import UsageError, UserError
 from rlhf.hashes import dvc_md5
@@ -97,6 +97,19 @@ def ended(main: Callable[[Stage], None], capsys, arguments: tuple[str, ...] = ()
     assert "Traceback" not in error
     assert isinstance(caught.value.code, int)
     return caught.value.code, error
+
+
+# --- setting up
+
+
+def test_a_stage_that_declares_no_runtime_does_not_load_torch_for_it(workspace, log, monkeypatch):
+    configured = []
+    monkeypatch.setattr(runtime, "configure", lambda *given: configured.append(given))
+    run_stage("register", lambda _: None, ())
+    assert configured == []
+    run_stage("train_ppo", write_new, ("runtime.threads=3",))
+    ((settings, seed),) = configured
+    assert (settings.threads, seed) == (3, 0)
 
 
 # --- success
