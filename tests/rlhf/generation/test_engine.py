@@ -93,7 +93,7 @@ def test_log_probabilities_equal_teacher_forced_ones(truncation: dict[str, float
 def test_exact_log_probabilities_are_those_that_the_trainer_renormalises(architecture: str) -> None:
     """Left-padded with a cache here, right-padded there; and the mass that was kept, by teacher forcing."""
     model, prompts = tiny_model(architecture), random_tokens(LENGTHS)
-    samples = sampled(model, prompts, top_k=7, top_p=0.7, exact=True)
+    samples = sampled(model, prompts, top_k=30, top_p=0.8, exact=True)
     rows = pad(prompts, [sample.tokens for sample in samples], PAD)
     kept = pad_sequence([torch.tensor(ids) for sample in samples for ids in sample.kept], True, padding_value=-1)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_exact_log_probabilities_are_those_that_the_trainer_renormalises(archite
         probs = teacher_forced(model, prompt, sample).exp()
         masses = [float(row[ids].sum()) for row, ids in zip(probs, sample.kept, strict=True)]
         assert len(masses) == len(sample.tokens) and sample.kept_mass == pytest.approx(np.mean(masses), abs=2e-5)
-    assert kept.shape[1] <= 7 and (kept < 0).any()
+    assert kept.shape[1] <= 30 and (kept < 0).any()
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 6, "top_p": 0.9}])

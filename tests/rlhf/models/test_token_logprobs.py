@@ -62,9 +62,6 @@ def test_values_and_gradients_equal_the_naive_ones(architecture: str, temperatur
         torch.testing.assert_close(gradient, expected_gradients[name], atol=2e-4, rtol=2e-4, msg=name)
 
 
-SHARPNESS = {"llama": 1.0, "gemma2": 3.0}  # one without, one with softcapping
-
-
 def float64_reference(
     hidden: Tensor, weight: Tensor, cap: float | None, targets: Tensor, temperature: float, kept: list[list[int]]
 ) -> tuple[Tensor, Tensor]:
@@ -80,13 +77,13 @@ def float64_reference(
     return torch.stack(logprobs), torch.stack(entropies)
 
 
-@pytest.mark.parametrize("architecture", SHARPNESS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])  # without softcapping and with it
 @pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 512])
 def test_values_and_gradients_equal_a_full_log_softmax_in_float64(
     chunk: int, truncated: bool, architecture: str
 ) -> None:
-    model = tiny_model(architecture, spread=10 * SHARPNESS[architecture])
+    model = tiny_model(architecture, spread=10.0)
     head, cap = model.get_output_embeddings().weight, getattr(model.config, "final_logit_softcapping", None)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(ROWS, 16, generator=generator).requires_grad_()
@@ -160,7 +157,7 @@ def test_no_logits_are_kept_for_the_backward_pass(truncated: bool) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         token_logprobs(model, hidden, targets, chunk=4, kept=targets[:, None] if truncated else None)
-        assert not [shape for shape in saved if len(shape) > 1]
+        assert saved and not [shape for shape in saved if VOCABULARY in shape]
         torch.log_softmax(output_logits(model, hidden), dim=-1)
         assert (ROWS, VOCABULARY) in saved
 

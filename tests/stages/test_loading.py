@@ -1,0 +1,28 @@
+"""What is loaded to run a stage: seconds, in each of eight processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "transformers", "mlflow", "scipy", "pandas", "datasets", "great_expectations"}
+
+
+def loaded(module: str) -> set[str]:
+    """The heavy packages that importing a module loads."""
+    script = f"import {module}, sys; print(*{HEAVY} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("stage", ["prepare_data", "fetch_sft", "register"])
+def test_a_stage_that_trains_and_samples_nothing_loads_what_it_uses_when_it_uses_it(stage: str):
+    assert loaded(f"stages.{stage}") == set()
+
+
+def test_the_flow_loads_no_numerical_library():
+    assert loaded("flows.pipeline_flow") & {"torch", "transformers", "scipy", "pandas"} == set()
