@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,18 +13,27 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.generation.sampling import next_tokens
+from rlhf.generation.sampling import Draw, next_tokens
 from rlhf.models.token_logprobs import output_logits
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response: its tokens (the stop token included where it was reached), their log-probabilities, and whether
-    it ended by itself rather than by the length limit."""
+    """One response.
+
+    Attributes:
+        tokens: with what ended it, the stop token or the stop string, where that was reached.
+        logprobs: the tokens' log-probabilities under the sampler.
+        finished: it ended by itself rather than by the length limit.
+        kept_mass: mean over the tokens of the mass that `top_k` and `top_p` kept; 1 where nothing is cut.
+        kept: the ids that were kept at each token, ascending; None without `exact`, and without truncation.
+    """
 
     tokens: list[int]
     logprobs: list[float]
     finished: bool
+    kept_mass: float = 1.0
+    kept: list[list[int]] | None = None
 
 
 @torch.no_grad()
@@ -36,7 +46,11 @@ def generate(
     max_new_tokens: int,
     batch_size: int,
     temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    exact: bool = False,
     uniforms: NDArray[np.float64] | None = None,
+    stop: Callable[[Sequence[int]], bool] | None = None,
     on_rows: Callable[[int], None] | None = None,
 ) -> list[Sample]:
     """One response a prompt, in the order of the prompts.
@@ -49,19 +63,28 @@ def generate(
         max_new_tokens: length limit of a response.
         batch_size: rows decoded at once; changes results by rounding only.
         temperature: 0 is greedy.
+        top_k, top_p, exact: which tokens are sampled from, and log-probabilities of which distribution: see
+            `next_tokens`.
         uniforms: (len(prompts), max_new_tokens), needed above temperature 0: row i, column t decides token t of
             response i, so that a response does not depend on its neighbours.
+        stop: called with a response's tokens after each; True ends the response like a stop token.
         on_rows: called with the number of rows that were completed.
 
     Raises UserError where a prompt and its response may not fit the model's context.
     """
     _check_context(model, prompts, max_new_tokens)
+    stops = set(stop_ids)
+
+    def ended(tokens: Sequence[int]) -> bool:
+        return tokens[-1] in stops or (stop is not None and stop(tokens))
+
+    sampler = partial(next_tokens, temperature=temperature, top_k=top_k, top_p=top_p, exact=exact)
     samples: list[Sample | None] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         drawn = None if uniforms is None else torch.from_numpy(uniforms[rows]).to(model.device)
-        batch = _decode([prompts[r] for r in rows], model, set(stop_ids), pad_id, max_new_tokens, temperature, drawn)
+        batch = _decode([prompts[row] for row in rows], model, sampler, ended, pad_id, max_new_tokens, drawn)
         for row, sample in zip(rows, batch, strict=True):
             samples[row] = sample
         if on_rows:
@@ -83,10 +106,10 @@ def _check_context(model: PreTrainedModel, prompts: Sequence[Sequence[int]], max
 def _decode(
     prompts: Sequence[Sequence[int]],
     model: PreTrainedModel,
-    stop_ids: set[int],
+    sampler: Callable[..., Draw],
+    ended: Callable[[Sequence[int]], bool],
     pad_id: int,
     max_new_tokens: int,
-    temperature: float,
     uniforms: Tensor | None,
 ) -> list[Sample]:
     """Decodes one batch; rows that are done leave it, so that the rest runs faster."""
@@ -100,21 +123,24 @@ def _decode(
     active = torch.arange(len(prompts), device=device)
     chosen: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
+    masses: list[list[float]] = [[] for _ in prompts]
+    kept: list[list[list[int]]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
 
     for step in range(max_new_tokens):
-        drawn = None if uniforms is None else uniforms[active, step]
-        new, scores = next_tokens(output_logits(model, hidden), temperature, drawn)
-        rows, new_list = active.tolist(), new.tolist()
-        for row, token, score in zip(rows, new_list, scores.tolist(), strict=True):
+        draw = sampler(output_logits(model, hidden), uniforms=None if uniforms is None else uniforms[active, step])
+        rows = active.tolist()
+        numbers = (column.tolist() for column in (draw.tokens, draw.logprobs, draw.kept_mass))
+        for row, token, logprob, mass, ids in zip(rows, *numbers, draw.kept or [[]] * len(rows), strict=True):
             chosen[row].append(token)
-            logprobs[row].append(score)
-            finished[row] = token in stop_ids
-        if step + 1 == max_new_tokens:
+            logprobs[row].append(logprob)
+            masses[row].append(mass)
+            kept[row].append(ids)
+            finished[row] = ended(chosen[row])
+        going = [place for place, row in enumerate(rows) if not finished[row]]
+        if step + 1 == max_new_tokens or not going:
             break
-        going = [i for i, token in enumerate(new_list) if token not in stop_ids]
-        if not going:
-            break
+        new = draw.tokens
         if len(going) < len(rows):
             keep = torch.tensor(going, device=device)
             active, new, attention = active[keep], new[keep], attention[keep]
@@ -127,7 +153,10 @@ def _decode(
             cache=cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
-    return [Sample(*row) for row in zip(chosen, logprobs, finished, strict=True)]
+    return [
+        Sample(tokens, scores, done, kept_mass=sum(mass) / len(mass), kept=ids if any(ids) else None)
+        for tokens, scores, done, mass, ids in zip(chosen, logprobs, finished, masses, kept, strict=True)
+    ]
 
 
 def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
