@@ -26,7 +26,7 @@ class Sample:
         logprobs: the tokens' log-probabilities under the sampler.
         finished: it ended by itself rather than by the length limit.
         kept_mass: mean over the tokens of the mass that `top_k` and `top_p` kept; 1 where nothing is cut.
-        kept: the ids that were kept at each token, ascending; None unless `exact`, and where nothing is cut.
+        kept: the ids that were kept at each token, ascending; None without `exact`, and without truncation.
     """
 
     tokens: list[int]

@@ -23,7 +23,7 @@ class Draw(NamedTuple):
         tokens: (B,) int64.
         logprobs: (B,) float32 log-probabilities of the tokens.
         kept_mass: (B,) float32 share of the full distribution that the kept tokens hold, in (0, 1].
-        kept: the ids of each row's kept tokens, ascending; None unless asked for, and where nothing is cut.
+        kept: the ids of each row's kept tokens, ascending; None without `exact`, and without truncation.
     """
 
     tokens: Tensor

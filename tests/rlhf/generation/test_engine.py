@@ -111,7 +111,7 @@ def test_exact_log_probabilities_are_those_that_the_trainer_renormalises(archite
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 6, "top_p": 0.9}])
 def test_frequencies_of_whole_responses_follow_the_model(truncation: dict[str, float]) -> None:
     """Two tokens each: chi-square over all pairs of tokens, the rare ones taken together."""
-    model, prompt, count = tiny_model("llama", spread=2.0), random_tokens([5])[0], 4000
+    model, prompt, count = tiny_model("llama", spread=2.0), random_tokens([5])[0], 10_000
     rows = np.zeros(count, dtype=np.int64)
     drawn = token_uniforms(0, Purpose.ROLLOUT, 0, rows, np.arange(count), 2)
     settings = {"max_new_tokens": 2, "uniforms": drawn, "batch_size": 1000} | truncation

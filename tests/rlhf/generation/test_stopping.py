@@ -74,12 +74,12 @@ def test_special_tokens_and_unknown_ids_neither_hold_a_string_nor_break_it(token
 
 def test_a_space_before_the_first_token_is_seen() -> None:
     """Decoders of this kind drop it where a text begins."""
-    words = {word: token for token, word in enumerate(["<end>", "▁a", "▁b", "c"])}
-    model = Tokenizer(models.WordLevel(words, unk_token="c"))
+    words = {word: token for token, word in enumerate(["<end>", "▁a", "▁", "b"])}
+    model = Tokenizer(models.WordLevel(words, unk_token="b"))
     model.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
-    assert decode_response(tokenizer, [2, 3]) == "bc" and decode_response(tokenizer, [1, 2, 3]) == "a bc"
-    assert first_stop(stop_strings(tokenizer, [" b"]), [1, 1, 1, 2, 3]) == 4
+    assert decode_response(tokenizer, [2, 3]) == "b" and decode_response(tokenizer, [1, 2, 3]) == "a b"
+    assert first_stop(stop_strings(tokenizer, [" b"]), [1, 1, 1, 2, 3]) == 5
 
 
 def test_only_the_last_tokens_are_decoded(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
