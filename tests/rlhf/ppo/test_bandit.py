@@ -20,7 +20,7 @@ from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params
 from rlhf.ppo.kl import estimates
-from rlhf.ppo.rollout import Prompt, Rollout, build_experience, evaluate_actions
+from rlhf.ppo.rollout import Prompt, Rollout, build_experience, evaluate_actions, whiten_advantages
 from rlhf.ppo.trainer import Loop, Progress, lr_share, train
 from rlhf.ppo.update import Learner, update
 from tests.tiny_models import EOS, tiny_tokenizer
@@ -97,6 +97,8 @@ def learned(params: Params, batch: TokenBatch, scores: Tensor, kl_as_score: str 
         if kl_as_score is not None:
             task = scores - BETA * getattr(estimates(actions.logprobs, ref_logprobs), kl_as_score).sum(dim=1)
         experience = build_experience(rollout, actions, ref_logprobs, task, ppo, in_reward)
+        if ppo.whiten_advantages:
+            experience, _ = whiten_advantages(experience, task, None)
         weights = len(batch) * actions.logprobs.sum(dim=1, keepdim=True).exp() * batch.mask
         learner.set_policy_lr(ppo.lr * lr_share(ppo, iteration))
         update(
@@ -111,9 +113,9 @@ def learned(params: Params, batch: TokenBatch, scores: Tensor, kl_as_score: str 
     return probabilities(actor_critic, batch)
 
 
-def softmax_optimum(ref: Tensor, scores: Tensor) -> Tensor:
+def softmax_optimum(ref: Tensor, scores: Tensor, beta: float = BETA) -> Tensor:
     """The distribution that maximises E[score] - beta KL(. || ref)."""
-    return torch.softmax(ref.log() + scores.double() / BETA, dim=0)
+    return torch.softmax(ref.log() + scores.double() / beta, dim=0)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -170,6 +172,21 @@ def test_k2_and_k3_in_the_reward_miss_the_optimum(form: str) -> None:
     """Why params refuse them there."""
     optimum = softmax_optimum(probabilities(reference(), BANDIT), BANDIT_SCORES)
     assert distance(learned(settings(), BANDIT, BANDIT_SCORES, form), optimum) > 5 * CLOSE
+
+
+def test_whitening_leaves_the_coefficient_of_kl_in_the_reward() -> None:
+    """The advantages hold score and KL, which are divided alike."""
+    policy = learned(settings(*IN_REWARD, "ppo.whiten_advantages=true"), BANDIT, BANDIT_SCORES)
+    assert distance(policy, softmax_optimum(probabilities(reference(), BANDIT), BANDIT_SCORES)) < CLOSE
+
+
+def test_whitening_multiplies_the_coefficient_of_kl_in_the_loss_by_the_advantages_deviation() -> None:
+    """Over the batch, which holds every arm once: the advantages are the scores less one value."""
+    ref = probabilities(reference(), BANDIT)
+    policy = learned(settings(*in_loss("ratio_k1"), "ppo.whiten_advantages=true"), BANDIT, BANDIT_SCORES)
+    deviation = float(BANDIT_SCORES.std(correction=0))
+    assert distance(policy, softmax_optimum(ref, BANDIT_SCORES, BETA * deviation)) < CLOSE
+    assert distance(policy, softmax_optimum(ref, BANDIT_SCORES)) > CLOSE
 
 
 def test_kl_in_the_reward_reaches_the_optimum_over_sequences() -> None:
