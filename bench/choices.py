@@ -2,10 +2,10 @@
 
     python -m bench.choices [change ...]        all of them without a name; see CHANGES
 
-Each seed has a workspace of its own below .cache/choices, under a key of the code: data and SFT model are made there
-once, and every run is `python -m stages.train_ppo key=value ...`. A run whose result is there is not made again, so the
-command goes on where it was stopped. It writes bench/results/choices.csv after every run, and once all rows are there
-the table in docs/ppo.md.
+Each seed has a workspace of its own below .cache/choices, under a key of the code, which is copied, so that an edit
+meanwhile changes no run: data and SFT model are made there once, and every run is
+`python -m stages.train_ppo key=value ...`. A run whose result is there is not made again, so the command goes on where
+it was stopped. It writes bench/results/choices.csv after every run, and once all rows are there the table in docs/ppo.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import signal
 import sys
 import time
@@ -104,13 +105,27 @@ def code_key(checkout: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def copy_code(root: Path) -> Path:
+    """The code as it is now, or as it was when `root` was made: the directory appears whole."""
+    code, written = root / "code", root / ".code.new"
+    if not code.is_dir():
+        shutil.rmtree(written, ignore_errors=True)
+        written.mkdir(parents=True)
+        for name in CODE:
+            source = anchors.CHECKOUT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, written / name)
+        written.replace(code)
+    return code
+
+
 def prepare(root: Path, seed: int) -> Path:
     """The seed's workspace with its params, data and SFT model; the code is linked."""
-    workspace = root / f"seed-{seed}"
+    code, workspace = copy_code(root), root / f"seed-{seed}"
     workspace.mkdir(parents=True, exist_ok=True)
     for name in CODE:
         if not (workspace / name).is_symlink():
-            (workspace / name).symlink_to(anchors.CHECKOUT / name)
+            (workspace / name).symlink_to(code / name)
     config.write(config.compose(["scale=tiny", f"seed={seed}"]), workspace / config.PARAMS_FILE)
     if not (workspace / "models" / "sft").is_dir():
         for stage in PREPARATION:

@@ -69,6 +69,8 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyte
     assert made == [*choices.PREPARATION, "train_ppo"] * 3
     choices.measure(tmp_path, ["gamma", "lambda"])
     assert made[12:] == ["train_ppo"] * 3
+    linked = tmp_path / "seed-2" / "rlhf" / "stage.py"
+    assert linked.resolve() == tmp_path / "code" / "rlhf" / "stage.py"
     lines = (tmp_path / "results" / "choices.csv").read_text().splitlines()
     assert lines[:2] == ["change,seed,before,after,kl_sequence", "lambda,0,0.75,0.75,2.5"]
     assert len(lines) == 1 + 6
