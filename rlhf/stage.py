@@ -162,8 +162,7 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
         runtime.configure(params.runtime, params.seed)
     place = workspace
     if arguments:
-        key = sha256(params.model_dump_json().encode()).hexdigest()[:12]
-        place = workspace / "runs" / name / key
+        place = override_place(workspace, name, params)
         print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
     with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
         stage = Stage(name, params, log, workspace, place, held, staging)
@@ -173,6 +172,11 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> 
         if not arguments and params_of(name, config.load().model_dump()) != params_of(name, params.model_dump()):
             raise UserError(f"{config.PARAMS_FILE} was changed while {name} ran: run it again")
         log.tag_outs(stage.publish())
+
+
+def override_place(workspace: Path, stage: str, params: Params) -> Path:
+    """Where the stage writes with overrides that come to these params."""
+    return workspace / "runs" / stage / sha256(params.model_dump_json().encode()).hexdigest()[:12]
 
 
 @contextmanager
