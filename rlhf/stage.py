@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from rlhf import config, hashes, runtime
+from rlhf import config, faults, hashes, runtime
 from rlhf.errors import UserError
 from rlhf.params import Params
 
@@ -97,14 +97,19 @@ class Stage:
         if missing:
             raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
         made = {path: hashes.dvc_md5(self._staging / path) for path in self._outputs}
+        faults.reach("publish.begun")
         with _signals_ignored():
             for path in self._outputs:
                 target = self.place / path
                 if target.exists():
                     _rename(target, self._staging / ".replaced" / path)
+                    faults.reach("publish.aside")
                 _rename(self._staging / path, target)
+                faults.reach("publish.renamed")
+            faults.reach("publish.ended")
             for action in self._afterwards:
                 action()
+            faults.reach("publish.discarded")
         return made
 
 
