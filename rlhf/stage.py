@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, hashes, process, runtime
+from rlhf import config, faults, hashes, process, runtime
 from rlhf.errors import UserError, run_command
 from rlhf.params import Params
 
@@ -105,14 +105,19 @@ class Stage:
         if missing:
             raise RuntimeError(f"{self.name} announced {missing[0]} and did not write it")
         made = {path: hashes.dvc_md5(staging / path) for path, staging in self._outputs.items()}
+        faults.reach("publish.begun")
         _ignore_signals()
         for path, staging in self._outputs.items():
             target = self.place / path
             if target.exists():
                 _rename(target, staging / ".replaced" / path)
+                faults.reach("publish.aside")
             _rename(staging / path, target)
+            faults.reach("publish.renamed")
+        faults.reach("publish.ended")
         for action in self._afterwards:
             action()
+        faults.reach("publish.discarded")
         return made
 
 

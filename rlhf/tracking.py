@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf import anchors
+from rlhf import anchors, faults
 from rlhf.hashes import dvc_md5
 from rlhf.tracking_server import Server, server
 
@@ -117,16 +117,19 @@ class Run:
 
     def flush(self, urgent: bool = False) -> None:
         """Makes the run if it is not there yet and sends the queue; `urgent` tries even a server that just failed."""
+        faults.reach("tracking.begun")
         self._flushed = _now()
         if not self._id and not self._server.attempt(self._create, urgent):
             return
         if not self._id:  # refused for good
             return
         while self._points and self._server.attempt(self._send_points, urgent):
+            faults.reach("tracking.sent")
             self._points = self._points[MAX_METRICS:]
         while (self._params or self._tags) and self._server.attempt(self._send_entries, urgent):
             self._params = dict(list(self._params.items())[MAX_PARAMS:])
             self._tags = {}
+        faults.reach("tracking.ended")
 
     def close(self, status: str) -> None:
         """Sends the rest of the queue and ends the run with `status`."""

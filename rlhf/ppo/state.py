@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf import locks
+from rlhf import faults, locks
 from rlhf.hashes import dvc_md5
 from rlhf.ppo.trainer import Progress
 from rlhf.ppo.update import Learner
@@ -56,10 +56,15 @@ def save(directory: Path, learner: Learner, progress: Progress) -> None:
     meta = vars(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
     temporary = directory / f".{STATE_FILE}.new"
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    faults.reach("state.begun")
     save_file(contiguous, temporary, metadata={"progress": json.dumps(meta)})
+    faults.reach("state.written")
     _sync(temporary)
+    faults.reach("state.synced")
     temporary.replace(directory / STATE_FILE)
+    faults.reach("state.renamed")
     _sync(directory)
+    faults.reach("state.safe")
 
 
 def load(directory: Path, learner: Learner) -> Progress:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf import faults
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic, Reference, sampling_copy
 from rlhf.models.batches import TokenBatch, pad
@@ -210,6 +211,7 @@ def _record(loop: Loop, progress: Progress, row: Row) -> None:
         progress.best_weights = {
             name: weight.detach().clone() for name, weight in loop.learner.actor_critic.trained_parameters()
         }
+        faults.reach("best.kept")
     progress.rows.append(row)
     loop.save(progress)
     loop.on_iteration(row)
