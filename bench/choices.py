@@ -5,7 +5,8 @@
 Each seed has a workspace of its own below .cache/choices, under a key of the code, which is copied, so that an edit
 meanwhile changes no run: data and SFT model are made there once, and every run is
 `python -m stages.train_ppo key=value ...`. A run whose result is there is not made again, so the command goes on where
-it was stopped. It writes bench/results/choices.csv after every run, and once all rows are there the table in docs/ppo.md.
+it was stopped. It writes bench/results/choices.csv after every run, and the table in docs/ppo.md when no row is
+missing.
 """
 
 from __future__ import annotations
