@@ -135,7 +135,7 @@ def test_a_second_run_is_refused_and_changed_params_stop_the_first(checkout: Pat
     (checkout / "params.yaml").write_text(written.replace("seed: 0", "seed: 7"))
     (checkout / "manner").write_text("quick")
     out, err = first.communicate(timeout=PATIENCE_SECONDS)
-    assert first.returncode == 1
+    assert first.returncode == 1, (out, err)
     assert err.startswith("pipeline: params.yaml was changed while the pipeline ran: ")
     assert err.count("\n") == 1
     assert "register" not in out
