@@ -167,9 +167,13 @@ def _is_whole(version: ModelVersion, directory: Path) -> bool:
     """Whether the version still has the files that it was registered with, those of `directory` by name and size."""
     if not _has_model(version):
         return False
-    sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     (checkpoint,) = _files(version, "artifacts") or ("",)
-    return sizes.items() <= _files(version, f"artifacts/{checkpoint}").items()
+    for folder in {path.parent for path in directory.rglob("*") if path.is_file()}:
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        place = PurePosixPath("artifacts", checkpoint, folder.relative_to(directory))
+        if not sizes.items() <= _files(version, str(place)).items():
+            return False
+    return True
 
 
 def _has_model(version: ModelVersion) -> bool:
@@ -216,7 +220,7 @@ def _lock() -> Iterator[None]:
 @contextmanager
 def _without_links(directory: Path) -> Iterator[Path]:
     """`directory`, or a copy of it where its files are links into DVC's cache (cache.type symlink): MLflow refuses."""
-    if not any(path.is_symlink() for path in (directory, *directory.iterdir())):
+    if not any(path.is_symlink() for path in (directory, *directory.rglob("*"))):
         yield directory
         return
     with TemporaryDirectory(dir=anchors.registry_lock().parent) as place:

@@ -12,7 +12,15 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf import anchors
 from rlhf.data.gsm8k import read_prepared
-from rlhf.models.checkpoints import Manifest, checkpoint_hash, load_tokenizer, read_manifest, save_checkpoint
+from rlhf.models.checkpoints import (
+    Manifest,
+    checkpoint_hash,
+    load_tokenizer,
+    read_manifest,
+    write_manifest,
+    write_model,
+)
+from rlhf.models.lora import has_adapter, merged, write_adapter
 from rlhf.params import NOTHING, Params
 from rlhf.ppo import setup, state
 from rlhf.ppo.metrics import Row
@@ -67,7 +75,7 @@ def main(stage: Stage) -> None:
         loop = Loop(
             params=params,
             learner=learner,
-            reference=setup.reference(sft, params),
+            reference=setup.reference(sft, learner.actor_critic.policy, params),
             scorer=setup.scorer(reward_model, params),
             tokenizer=tokenizer,
             prompts=prompts,
@@ -95,7 +103,7 @@ def write_policy(
     tokenizer: PreTrainedTokenizerBase,
     done: Progress,
 ) -> None:
-    """The selected policy with its value head."""
+    """The selected policy with its value head; an adapter is merged, and lies beside it as well."""
     learner.restore(done.best_weights)
     parents = {"sft": checkpoint_hash(sft)} | ({"reward": checkpoint_hash(reward_model)} if reward_model else {})
     manifest = Manifest(
@@ -108,7 +116,12 @@ def write_policy(
         extra={"best_iteration": done.best_iteration},
     )
     head = {"value_head.safetensors": learner.actor_critic.value_head.state_dict()}
-    save_checkpoint(stage.output("models/policy"), learner.actor_critic.policy, tokenizer, manifest, head)
+    directory, policy = stage.output("models/policy"), learner.actor_critic.policy
+    directory.mkdir()
+    write_model(directory, merged(policy), tokenizer, head)
+    if has_adapter(policy):
+        write_adapter(directory / "adapter", policy)
+    write_manifest(directory, manifest)
 
 
 def write_metrics(stage: Stage, done: Progress) -> None:

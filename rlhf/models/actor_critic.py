@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf.models.batches import TokenBatch
+from rlhf.models.lora import adapter_off, has_adapter, merged
 from rlhf.models.token_logprobs import token_logprobs
 
 
@@ -151,19 +152,22 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 
 class Reference:
-    """The frozen model that KL is measured against."""
+    """The frozen model that KL is measured against; of a policy with an adapter, what it is without."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._model = model.eval().requires_grad_(False)
+        self._model = model if has_adapter(model) else model.eval().requires_grad_(False)
         self._dtype = dtype
 
     @torch.no_grad()
     def logprobs(self, batch: TokenBatch, temperature: float, kept: Tensor | None = None) -> Tensor:
         """Float32 (B, T-1) log-probabilities of the batch's actions, among `kept` if given; 0 off the mask."""
-        hidden = final_hidden(self._model, batch, self._dtype)
-        return action_logprobs(self._model, hidden, batch, temperature, self._dtype, kept).logprobs
+        with adapter_off(self._model):
+            hidden = final_hidden(self._model, batch, self._dtype)
+            return action_logprobs(self._model, hidden, batch, temperature, self._dtype, kept).logprobs
 
 
 def sampling_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model to sample from: itself in float32, else a copy of its weights in `dtype`."""
-    return model if dtype == torch.float32 else deepcopy(model).to(dtype).eval()
+    """The model to sample from: itself in float32, else a copy of its weights in `dtype`; an adapter is merged."""
+    if dtype == torch.float32:
+        return merged(model)
+    return (merged(model) if has_adapter(model) else deepcopy(model)).to(dtype).eval()

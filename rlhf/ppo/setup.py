@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import encode_prompts, encode_response
@@ -15,6 +15,7 @@ from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
 from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers, sampling_copy
 from rlhf.models.batches import pad
 from rlhf.models.checkpoints import load_policy, load_reward_model, read_manifest
+from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.models.reward_model import Normalisation
 from rlhf.params import Params
 from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, Scorer, VerifierScorer, task_scores
@@ -30,6 +31,8 @@ def actor_critic(sft: Path, reward_model: Path | None, params: Params) -> ActorC
     """
     settings, dtype = params.ppo, matmul_dtype(params.runtime)
     policy = load_policy(sft)
+    if settings.lora.rank:
+        add_adapter(policy, settings.lora, params.seed)
     if settings.critic.start == "reward_model" and reward_model is not None:
         model = load_reward_model(reward_model)
         made = ActorCritic(policy, model.base_model, dtype)
@@ -43,9 +46,10 @@ def actor_critic(sft: Path, reward_model: Path | None, params: Params) -> ActorC
     return made
 
 
-def reference(sft: Path, params: Params) -> Reference:
-    """The frozen SFT policy."""
-    return Reference(load_policy(sft).to(device(params.runtime)), matmul_dtype(params.runtime))
+def reference(sft: Path, policy: PreTrainedModel, params: Params) -> Reference:
+    """The frozen SFT policy, which a policy with an adapter holds in itself."""
+    model = policy if has_adapter(policy) else load_policy(sft).to(device(params.runtime))
+    return Reference(model, matmul_dtype(params.runtime))
 
 
 def scorer(reward_model: Path | None, params: Params) -> Scorer:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft import PeftModel
 
 from rlhf.data.prompts import decode_response, encode_prompts, encode_response
 from rlhf.generation.engine import Sample, generate
@@ -374,3 +375,36 @@ def test_a_killed_run_goes_on_to_the_same_bytes(pipeline: Pipeline, tmp_path: Pa
     assert saved_iteration(tmp_path / "killed") is None
     assert pipeline.steps(pipeline.all_runs()[0], "score") == list(range(1, last + 1))
     assert pipeline.succeed("git", "status", "--porcelain") == "?? dvc.lock\n"
+
+
+# --- with an adapter
+
+
+def test_an_adapter_is_merged_into_the_policy_and_lies_beside_it(pipeline: Pipeline, tmp_path: Path) -> None:
+    overrides = ("ppo.lora.rank=4", "ppo.lr=0.003")
+    pipeline.train_ppo(*overrides, state=tmp_path / "state")
+    for path, content in pipeline.take_results().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    assert json.loads((tmp_path / "metrics/ppo.json").read_text())["best_iteration"] > 0
+    directory, base = tmp_path / "models/policy", pipeline.place / "models/sft"
+    policy, sft = load_policy(directory), load_policy(base)
+    assert policy.state_dict().keys() == sft.state_dict().keys()
+    adapter = {name for name in read_manifest(directory).files if name.startswith("adapter/")}
+    assert adapter == {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+    assert str(pipeline.place) not in "".join(readable(directory / name) for name in adapter)
+
+    tokens = torch.tensor(encode_prompts(load_tokenizer(base), ["How many?"], pipeline.params.prompt))
+    with torch.no_grad():
+        before, merged = sft(tokens).logits, policy(tokens).logits
+        beside = PeftModel.from_pretrained(sft, directory / "adapter")(tokens).logits
+    torch.testing.assert_close(merged, beside, atol=1e-4, rtol=1e-5)
+    assert (merged - before).abs().max() > 0.01
+
+    script = (
+        "import sys; sys.modules['peft'] = None\n"  # as where it is not installed
+        "from transformers import AutoModelForCausalLM\n"
+        f"found = AutoModelForCausalLM.from_pretrained({str(directory)!r}, output_loading_info=True)[1]\n"
+        "assert not any(found.values()), found"
+    )
+    workspaces.succeed([sys.executable, "-c", script], tmp_path, pipeline.environ)

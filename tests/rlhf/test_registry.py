@@ -19,7 +19,7 @@ from rlhf import anchors, registry, tracking
 from rlhf.data.prompts import decode_response, render_prompt
 from rlhf.errors import UserError
 from rlhf.generation.engine import generate
-from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer
+from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer, read_manifest, write_manifest
 from tests.policies import PARAMS, save_policy
 
 QUESTIONS = ["Tom has 3 apples and eats 2. How many are left?", "A pen costs 4 coins. How much are 5 pens?"]
@@ -234,6 +234,17 @@ def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, t
     assert register(linked, name).number == "1"
     assert registry.ask_candidate(name, QUESTIONS[0])
     assert [path.name for path in anchors.registry_lock().parent.iterdir()] == ["registry.lock"]
+
+
+def test_a_policy_with_its_adapter_in_a_folder_is_registered_once(store, policy, name, tmp_path):
+    with_adapter, adapter = tmp_path / "policy", tmp_path / "policy/adapter/adapter_config.json"
+    shutil.copytree(policy, with_adapter)
+    adapter.parent.mkdir()
+    adapter.write_text("{}")
+    write_manifest(with_adapter, read_manifest(with_adapter))
+    assert [register(with_adapter, name).number for _ in range(2)] == ["1", "1"]
+    assert registry.find_version(name, with_adapter) is not None
+    assert registry.ask_candidate(name, QUESTIONS[0])
 
 
 def test_a_changed_file_is_not_registered(policy, name, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "transformers", "mlflow", "scipy", "pandas", "datasets", "great_expectations"}
+HEAVY = {"torch", "transformers", "mlflow", "scipy", "pandas", "datasets", "great_expectations", "peft"}
 
 
 def loaded(module: str) -> set[str]:
@@ -26,3 +26,7 @@ def test_a_stage_that_trains_and_samples_nothing_loads_what_it_uses_when_it_uses
 
 def test_the_flow_loads_no_numerical_library():
     assert loaded("flows.pipeline_flow") & {"torch", "transformers", "scipy", "pandas"} == set()
+
+
+def test_a_policy_without_an_adapter_loads_no_peft():
+    assert "peft" not in loaded("stages.train_ppo")

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from rlhf.errors import UserError
 from rlhf.ppo import state
 from rlhf.ppo.trainer import Progress, train
 from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
+from tests.tiny_models import tiny_model
 
 VARIANTS = [
     ("ppo.iterations=4", "kl=adaptive", "ppo.eval_every=2"),
     ("ppo.iterations=4", "critic=separate", "ppo.critic.warmup_iterations=2", "ppo.weight_decay=0.1"),
+    ("ppo.iterations=4", "ppo.lora.rank=2", "ppo.eval_every=2"),
 ]
 
 
@@ -121,6 +124,20 @@ def test_saving_leaves_the_progress_as_it_is(tmp_path: Path) -> None:
     best = progress.best_weights
     state.save(tmp_path, one.learner, progress)
     assert progress.best_weights is best and best
+
+
+def test_with_an_adapter_the_state_is_the_adapter_and_the_value_head(tmp_path: Path) -> None:
+    one, _ = resume(tmp_path, *VARIANTS[2])
+    with safe_open(tmp_path / state.STATE_FILE, framework="pt") as file:
+        sizes = {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    trained = {name: p.numel() for name, p in one.learner.actor_critic.trained_parameters()}
+    assert {name.split(".")[-3] for name in trained if name.startswith("policy.")} == {"lora_A", "lora_B"}
+    for kind in ("weight", "best"):
+        found = {name.removeprefix(f"{kind}/"): size for name, size in sizes.items() if name.startswith(f"{kind}/")}
+        assert found == trained
+    moments = sum(size for name, size in sizes.items() if name.endswith("exp_avg"))
+    assert moments == sum(trained.values())
+    assert sum(trained.values()) < sum(p.numel() for p in tiny_model().parameters()) / 4
 
 
 def test_a_half_written_file_is_not_taken(tmp_path: Path) -> None:

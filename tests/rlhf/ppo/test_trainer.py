@@ -11,8 +11,11 @@ import torch
 
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
+from rlhf.models.lora import add_adapter
 from rlhf.ppo.trainer import Progress, lr_share, train
+from rlhf.ppo.update import Learner
 from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
+from tests.tiny_models import tiny_model
 
 
 def validations(*accuracies: float) -> Callable[[ActorCritic], float]:
@@ -28,6 +31,24 @@ def test_ppo_raises_the_score() -> None:
     assert sum(scores[:2]) / 2 < 0.2
     assert sum(scores[-2:]) / 2 > 0.5
     assert rows[-1]["kl_sequence"] > 0.1
+
+
+def test_an_adapter_learns_on_a_base_that_stays() -> None:
+    """The base is wide: with frozen embeddings, their width is the limit of how sure the policy can be."""
+    toy = Toy(toy_params("ppo.iterations=12", "ppo.epochs=2", "ppo.eval_every=100", "ppo.lora.rank=4"))
+    policy = tiny_model(spread=8.0)
+    base = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    add_adapter(policy, toy.params.ppo.lora, toy.params.seed)
+    toy.learner = Learner(ActorCritic(policy, None, torch.float32), toy.params.ppo)
+    rows = train(toy.loop(), Progress()).rows
+    scores = [row["score"] for row in rows[1:]]
+    assert sum(scores[:2]) / 2 < 0.2
+    assert sum(scores[-2:]) / 2 > 0.5
+    assert rows[1]["kl_token"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl_sequence"] > 0.5
+    assert all(row["mismatch"] < 1e-5 and row["first_log_ratio"] < 1e-4 for row in rows[1:])
+    assert same(
+        base, {name.replace(".base_layer", ""): w for name, w in policy.state_dict().items() if "lora_" not in name}
+    )
 
 
 def test_the_same_seed_gives_the_same_weights_and_rows_and_another_seed_others() -> None:

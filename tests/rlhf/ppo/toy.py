@@ -14,6 +14,7 @@ from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
 from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch
+from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.params import Params
 from rlhf.ppo.metrics import Row
 from rlhf.ppo.rollout import Experience, Prompt, build_experience, evaluate_actions, sample
@@ -52,7 +53,10 @@ def toy_demonstrations() -> list[Demonstration]:
 
 def toy_actor_critic(params: Params) -> ActorCritic:
     critic = tiny_model(spread=2.0).base_model if params.ppo.critic.kind == "separate" else None
-    return ActorCritic(tiny_model(spread=2.0), critic, torch.float32)
+    policy = tiny_model(spread=2.0)
+    if params.ppo.lora.rank:
+        add_adapter(policy, params.ppo.lora, params.seed)
+    return ActorCritic(policy, critic, torch.float32)
 
 
 def low_tokens(problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
@@ -81,10 +85,11 @@ class Toy:
         self.learner = Learner(toy_actor_critic(self.params), self.params.ppo)
 
     def loop(self) -> Loop:
+        policy = self.learner.actor_critic.policy
         return Loop(
             params=self.params,
             learner=self.learner,
-            reference=Reference(tiny_model(spread=2.0), torch.float32),
+            reference=Reference(policy if has_adapter(policy) else tiny_model(spread=2.0), torch.float32),
             scorer=self.scorer,
             tokenizer=tokenizer(),
             prompts=toy_prompts(),
