@@ -22,7 +22,7 @@ from rlhf.models.checkpoints import (
 )
 from rlhf.models.lora import has_adapter, merged, write_adapter
 from rlhf.params import NOTHING, Params
-from rlhf.ppo import setup, state
+from rlhf.ppo import debug, setup, state
 from rlhf.ppo.metrics import Row
 from rlhf.ppo.trainer import Loop, Progress, train
 from rlhf.ppo.update import Learner
@@ -83,6 +83,7 @@ def main(stage: Stage) -> None:
             validate=setup.validation(validation, tokenizer, judge, params),
             on_iteration=report,
             save=lambda now: state.save(directory, learner, now),
+            on_alarm=debug.Recorder(stage.workspace / "runs" / "debug", learner, params, checkpoint_hash(sft)),
         )
         done = train(loop, done)
     write_policy(stage, sft, reward_model, learner, tokenizer, done)

@@ -41,7 +41,7 @@ def of_rollout(row: Row, settings: Ppo) -> list[Alarm]:
 
 
 def of_update(row: Row, dtype: torch.dtype) -> list[Alarm]:
-    """Alarms about the update that was made."""
+    """Alarms about the update's first minibatch, before its step."""
     if row["first_log_ratio"] <= RATIO_TOLERANCE[dtype]:
         return []
     text = f"the first minibatch's log ratio is {row['first_log_ratio']:.2g}, not 0"

@@ -7,8 +7,10 @@ works on is handed in; what happens in an iteration stands in `train`, in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +22,7 @@ from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params, Ppo
 from rlhf.ppo import guards, metrics
 from rlhf.ppo.curriculum import iteration_prompts
+from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
 from rlhf.ppo.kl import next_coef
 from rlhf.ppo.metrics import Row
@@ -34,7 +37,7 @@ from rlhf.ppo.rollout import (
     sample,
     whiten_advantages,
 )
-from rlhf.ppo.update import Learner, update
+from rlhf.ppo.update import Learner, UpdateStats, update
 from rlhf.streams import Purpose, shuffled_slice
 from rlhf.training.optimisation import FINAL_LR_SHARE
 from rlhf.training.sft import Demonstration
@@ -71,6 +74,7 @@ class Loop:
 
     Attributes:
         validate: the policy's `validation_accuracy`, and its `validation_score` where selection looks at it.
+        on_alarm: is told of each alarm, and of what ends training, with what the update works on.
     """
 
     params: Params
@@ -83,6 +87,7 @@ class Loop:
     validate: Callable[[ActorCritic], Row]
     on_iteration: Callable[[Row], None]
     save: Callable[[Progress], None]
+    on_alarm: Callable[[Alarm, Case], None] = lambda _alarm, _case: None
 
 
 def train(loop: Loop, progress: Progress) -> Progress:
@@ -104,23 +109,26 @@ def train(loop: Loop, progress: Progress) -> Progress:
         )
         experience = _experience(loop, rollout, scores, progress.kl_coef)
         row = metrics.of_rollout(loop.params, rollout, experience, scores)
-        _heed(guards.of_rollout(row, settings), iteration)
         if settings.whiten_advantages:
             experience, progress.advantage_std = whiten_advantages(experience, scores, progress.advantage_std)
+        demonstrations = _demonstrations(loop, iteration, len(rollout.texts))
+        case = Case(iteration, row, rollout, experience, scores, progress.kl_coef, train_policy, demonstrations)
+        _heed(loop, guards.of_rollout(row, settings), case)
         lr = settings.lr * lr_share(settings, iteration)
         loop.learner.set_policy_lr(lr)
-        stats = update(
-            loop.learner,
-            experience,
-            settings,
-            seed=seed,
-            iteration=iteration,
-            kl_coef=progress.kl_coef,
-            train_policy=train_policy,
-            demonstrations=_demonstrations(loop, iteration, len(rollout.texts)),
-        )
+        with _failure_told(loop, case):
+            stats = update(
+                loop.learner,
+                experience,
+                settings,
+                seed=seed,
+                iteration=iteration,
+                kl_coef=progress.kl_coef,
+                train_policy=train_policy,
+                demonstrations=demonstrations,
+                on_minibatch=partial(_check, loop, case),
+            )
         row |= {"iteration": iteration + 1.0, "lr": lr, "kl_coef": progress.kl_coef} | metrics.of_update(stats)
-        _heed(guards.of_update(row, actor_critic.dtype), iteration)
         if train_policy:  # a policy that does not move has no KL to steer by
             progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
         progress.iteration += 1
@@ -195,12 +203,32 @@ def _demonstrations(loop: Loop, iteration: int, count: int) -> TokenBatch | None
     return batch.to(loop.learner.actor_critic.policy.device)
 
 
-def _heed(alarms: Sequence[Alarm], iteration: int) -> None:
+def _heed(loop: Loop, alarms: Sequence[Alarm], case: Case) -> None:
     """Says what is wrong, and stops where going on would spoil the policy."""
     for alarm in alarms:
-        print(f"train_ppo: iteration {iteration + 1}: {alarm.text}", flush=True)
+        print(f"train_ppo: iteration {case.iteration + 1}: {alarm.text}", flush=True)
+        loop.on_alarm(alarm, case)
     if fatal := next((alarm for alarm in alarms if alarm.fatal), None):
-        raise UserError(f"iteration {iteration + 1}: {fatal.text}")
+        raise UserError(f"iteration {case.iteration + 1}: {fatal.text}")
+
+
+def _check(loop: Loop, case: Case, number: int, seen: UpdateStats) -> None:
+    """Notes how far the update has come; the first minibatch, whose weights are the rollout's, is checked."""
+    case.row["steps"] = float(number)
+    if number == 0:
+        case.row["first_log_ratio"] = seen.first_log_ratio
+        _heed(loop, guards.of_update(case.row, loop.learner.actor_critic.dtype), case)
+
+
+@contextmanager
+def _failure_told(loop: Loop, case: Case) -> Iterator[None]:
+    """Tells `on_alarm` of what ends the update: gradients that are not finite, or an error that nobody expected."""
+    try:
+        yield
+    except Exception as error:
+        name = "gradient" if isinstance(error, UserError) else "error"
+        loop.on_alarm(Alarm(name, str(error) or type(error).__name__, fatal=True), case)
+        raise
 
 
 def _record(loop: Loop, progress: Progress, row: Row) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -114,13 +114,15 @@ def update(
     kl_coef: float,
     train_policy: bool,
     demonstrations: TokenBatch | None = None,
+    on_minibatch: Callable[[int, UpdateStats], None] = lambda _number, _seen: None,
 ) -> UpdateStats:
     """`epochs` passes over the experience; the loss is a mean over a minibatch's response tokens, whatever the
     micro-batches. With `train_policy=False` (critic warm-up) the policy does not move.
 
     `kl_coef` weighs the KL in the loss, where `kl.place` puts it there. `demonstrations` (PPO-ptx) are as many rows as
     the experience has: each minibatch takes its share of them. A minibatch whose approximate KL to the old policy
-    exceeds `target_kl` is dropped, and the rest of the update with it, critic included.
+    exceeds `target_kl` is dropped, and the rest of the update with it, critic included. `on_minibatch` is told each
+    minibatch's number in this update and what was seen of it, before its step.
     """
     stats = UpdateStats()
     device = experience.batch.tokens.device
@@ -135,6 +137,7 @@ def update(
             if stats.steps == 0:
                 stats.first_log_ratio = seen.first_log_ratio
             stats.add(seen.tokens, **seen.sums)
+            on_minibatch(stats.steps, seen)
             if train_policy and settings.target_kl is not None and seen.means()["approx_kl"] > settings.target_kl:
                 learner.drop()
                 stats.stopped = True
@@ -177,7 +180,7 @@ def _losses(
     policy = surrogate * part.weights * mask
     value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
-    seen.first_log_ratio = max(seen.first_log_ratio, float(log_ratio.abs().max()))
+    seen.first_log_ratio = float(log_ratio.abs().max().clamp(min=seen.first_log_ratio))  # unlike max(), keeps a NaN
     seen.add(
         int(mask.sum()),
         policy_loss=policy,

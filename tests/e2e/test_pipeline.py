@@ -354,6 +354,16 @@ def test_the_same_run_by_hand_gives_the_same_bytes(pipeline: Pipeline, tmp_path:
     assert {out: dvc_md5(pipeline.place / out) for out in outs} == before
 
 
+def test_a_run_that_an_alarm_stops_keeps_a_bundle_that_replays(pipeline: Pipeline, tmp_path: Path) -> None:
+    child = pipeline.start_ppo("ppo.kl.limit=1e-6", "ppo.kl.coef=0", state=tmp_path)
+    assert child.wait() == 1
+    (bundle,) = (pipeline.place / "runs/debug").glob("train_ppo-*-kl")
+    told = pipeline.succeed("python", "-m", "rlhf.ppo.replay", str(bundle.relative_to(pipeline.place)))
+    assert "ppo.kl.limit=1e-06" in told and "not finite: nothing" in told
+    assert "rows with most KL" in told
+    shutil.rmtree(pipeline.place / "runs")
+
+
 def test_a_killed_run_goes_on_to_the_same_bytes(pipeline: Pipeline, tmp_path: Path) -> None:
     last = 8
     overrides = ("seed=1", f"ppo.iterations={last}")

@@ -16,6 +16,8 @@ from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch
 from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.params import Params
+from rlhf.ppo.debug import Case
+from rlhf.ppo.guards import Alarm
 from rlhf.ppo.metrics import Row
 from rlhf.ppo.rollout import Experience, Prompt, build_experience, evaluate_actions, sample
 from rlhf.ppo.trainer import Loop, Progress
@@ -79,6 +81,7 @@ class Toy:
     validate: Callable[[ActorCritic], float] = weight_score
     save: Callable[[Learner, Progress], None] = lambda learner, progress: None
     on_iteration: Callable[[Row], None] = lambda row: None
+    on_alarm: Callable[[Alarm, Case], None] = lambda alarm, case: None
     learner: Learner = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +100,7 @@ class Toy:
             validate=lambda actor_critic: {"validation_accuracy": self.validate(actor_critic)},
             on_iteration=self.on_iteration,
             save=lambda progress: self.save(self.learner, progress),
+            on_alarm=self.on_alarm,
         )
 
 
