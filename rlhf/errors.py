@@ -27,10 +27,15 @@ class UsageError(UserError):
     exit_code = 2
 
 
-def run_command(name: str, command: Callable[[], int | None], interrupted: str = "interrupted") -> int:
+def run_command(
+    name: str,
+    command: Callable[[], int | None],
+    interrupted: str = "interrupted",
+    speaks: Callable[[], bool] = lambda: True,
+) -> int:
     """Runs a command line and returns its exit code; where it raises, standard error gets one line after `name`.
 
-    `interrupted` is the line for Ctrl-C. The traceback of an error that nobody expected goes to runs/NAME-error.log.
+    `interrupted` is the line for Ctrl-C. Where `speaks` says no, another process tells of the same error. The traceback of an error that nobody expected goes to runs/NAME-error.log.
     """
     try:
         return command() or 0
@@ -40,7 +45,8 @@ def run_command(name: str, command: Callable[[], int | None], interrupted: str =
         line, code = interrupted, 1
     except Exception as error:
         line, code = _disk_fault(error) or _unexpected(name, error), 1
-    print(f"{name}: {' '.join(line.splitlines())}", file=sys.stderr, flush=True)
+    if speaks():
+        print(f"{name}: {' '.join(line.splitlines())}", file=sys.stderr, flush=True)
     return code
 
 

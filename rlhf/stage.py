@@ -14,14 +14,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, faults, hashes, process, runtime
+from rlhf import config, distributed, faults, hashes, process, runtime
+from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
 from rlhf.params import Params
 
@@ -58,6 +59,8 @@ class Stage:
     _staging: Path
     _outputs: dict[str, Path] = field(default_factory=dict)
     _afterwards: list[Callable[[], None]] = field(default_factory=list)
+    ranks: Ranks = ALONE
+    """This process among those that run the stage; the first one alone writes outputs."""
 
     def input(self, path: str) -> Path:
         """The input at `path` in the workspace; raises UserError that names the stage that makes it."""
@@ -146,37 +149,71 @@ def _remedy(path: str) -> str:
     return f"run dvc repro {writer}" if writer else "check the path"
 
 
-def run_stage(name: str, main: Callable[[Stage], None], arguments: Sequence[str] | None = None) -> None:
-    """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage)."""
+def run_stage(
+    name: str,
+    main: Callable[[Stage], None],
+    arguments: Sequence[str] | None = None,
+    processes: Callable[[Params], int] = lambda _: 1,
+) -> None:
+    """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage).
+
+    Where `processes` tells more than one, and torchrun did not start them, they are started here.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
     given = sys.argv[1:] if arguments is None else arguments
-    code = run_command(name, lambda: _run(name, main, given), "interrupted: nothing half-written is left")
+
+    def command() -> int:
+        try:
+            return _run(name, main, given, processes)
+        except KeyboardInterrupt:
+            if distributed.is_rank():  # whoever started it says so
+                return distributed.INTERRUPTED
+            raise
+
+    code = run_command(name, command, "interrupted: nothing half-written is left", distributed.has_last_word)
     process.leave_with(code)
     if code:
         sys.exit(code)
 
 
-def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str]) -> None:
-    from rlhf.tracking import SECTIONS, params_of, stage_run
+def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], processes: Callable[[Params], int]) -> int:
+    from rlhf.tracking import SECTIONS, params_of
 
     workspace = Path.cwd()
     params = config.load(arguments)
+    size = processes(params)
+    if size > 1 and not distributed.is_rank():
+        return distributed.launch([sys.executable, "-m", f"stages.{name}", *arguments], size)
     if "runtime" in SECTIONS[name]:  # no other stage is to pay for importing torch
         runtime.configure(params.runtime, params.seed)
-    place = workspace
-    if arguments:
-        place = override_place(workspace, name, params)
-        print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
-    with _staging(workspace, name) as staging, ExitStack() as held, stage_run(name, params.model_dump()) as log:
-        stage = Stage(name, params, log, workspace, place, held, staging)
+    place = override_place(workspace, name, params) if arguments else workspace
+    gpu = size > 1 and runtime.device(params.runtime).type == "cuda"
+    with (
+        distributed.joined(size, gpu) as ranks,
+        _staging(workspace, name) as staging,
+        ExitStack() as held,
+        _tracked(name, params, ranks) as log,
+    ):
+        if arguments:
+            print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
+        stage = Stage(name, params, log, workspace, place, held, staging, ranks=ranks)
         process.end_loading()
         main(stage)
         # DVC records the params as they are when the stage has ended, and would take this result for theirs.
         if not arguments and params_of(name, config.load().model_dump()) != params_of(name, params.model_dump()):
             raise UserError(f"{config.PARAMS_FILE} was changed while {name} ran: run it again")
-        log.tag_outs(stage.publish())
+        if ranks.first:
+            log.tag_outs(stage.publish())
+    return 0
+
+
+def _tracked(name: str, params: Params, ranks: Ranks) -> AbstractContextManager[Run]:
+    """The stage's tracking run; the first rank alone speaks to the server."""
+    from rlhf import tracking
+
+    return tracking.stage_run(name, params.model_dump()) if ranks.first else nullcontext(tracking.silent_run())
 
 
 def override_place(workspace: Path, stage: str, params: Params) -> Path:

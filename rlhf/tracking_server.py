@@ -107,6 +107,14 @@ class Server:
         self._warned = True
 
 
+class NoServer(Server):
+    """In place of a server, where nothing is to be sent."""
+
+    def attempt(self, *_: object, **__: object) -> bool:
+        """Refuses everything for good."""
+        return True
+
+
 def _is_refusal(error: Exception) -> bool:
     """Whether the server understood and said no, so that trying again is no use."""
     from mlflow.exceptions import MlflowException

@@ -1,6 +1,9 @@
 """Train the policy with PPO, resumable: a killed run goes on from its last iteration.
 
 python -m stages.train_ppo [key=value ...]         for example ppo.reward.source=reward_model
+
+With distributed.processes=N it starts N processes; torchrun --standalone --nproc_per_node=N -m stages.train_ppo does
+as well.
 """
 
 from __future__ import annotations
@@ -49,14 +52,16 @@ def main(stage: Stage) -> None:
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
     key = state.fingerprint(deciding(params), inputs, stage.workspace)
     directory = anchors.state_dir() / stage.name / key
-    stage.held.enter_context(state.exclusive(directory))
-    stage.after_publishing(lambda: state.discard(directory))
+    if stage.ranks.first:
+        stage.held.enter_context(state.exclusive(directory))
+        stage.after_publishing(lambda: state.discard(directory))
+    stage.ranks.barrier()  # nobody reads a state that another run still writes
 
     tokenizer = load_tokenizer(sft)
     problems, validation = read_prepared(train_split), read_prepared(validation_split)
     prompts = setup.prompts(problems, tokenizer, params)
     stage.log.log_metrics({"too_long": len(problems) - len(prompts)})
-    learner = Learner(setup.actor_critic(sft, reward_model, params), settings)
+    learner = Learner(setup.actor_critic(sft, reward_model, params), settings, stage.ranks)
     done = state.load(directory, learner)
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
@@ -80,19 +85,25 @@ def main(stage: Stage) -> None:
             tokenizer=tokenizer,
             prompts=prompts,
             demonstrations=setup.demonstrations(prompts, tokenizer) if settings.ptx_coef else [],
-            validate=setup.validation(validation, tokenizer, judge, params),
+            validate=setup.validation(validation, tokenizer, judge, params, stage.ranks),
             on_iteration=report,
             save=lambda now: state.save(directory, learner, now),
             on_alarm=debug.Recorder(stage.workspace / "runs" / "debug", learner, params, checkpoint_hash(sft)),
         )
         done = train(loop, done)
-    write_policy(stage, sft, reward_model, learner, tokenizer, done)
-    write_metrics(stage, done)
+    if stage.ranks.first:
+        write_policy(stage, sft, reward_model, learner, tokenizer, done)
+        write_metrics(stage, done)
+
+
+def processes(params: Params) -> int:
+    """How many processes run the stage."""
+    return params.distributed.processes
 
 
 def deciding(params: Params) -> dict[str, object]:
     """The params that decide the result, for the state's key and the manifest."""
-    sections = params.model_dump(include={"seed", "runtime", "prompt", "verifier", "ppo"})
+    sections = params.model_dump(include={"seed", "runtime", "distributed", "prompt", "verifier", "ppo"})
     return sections | {"evaluation": {"batch_size": params.evaluation.batch_size}}
 
 
@@ -152,4 +163,4 @@ def validated(row: Row) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_stage("train_ppo", main)
+    run_stage("train_ppo", main, processes=processes)

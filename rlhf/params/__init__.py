@@ -273,3 +273,13 @@ class Params(Section):
     ppo: Ppo
     evaluation: Evaluation
     registry: Registry
+
+    @model_validator(mode="after")
+    def _processes_share_minibatches(self) -> Params:
+        rows = self.ppo.prompts_per_iteration * self.ppo.samples_per_prompt // self.ppo.minibatches
+        if rows % self.distributed.processes:
+            raise ValueError(
+                f"distributed.processes={self.distributed.processes} must divide a minibatch's rows, "
+                f"ppo.prompts_per_iteration x samples_per_prompt / minibatches = {rows}"
+            )
+        return self

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response
+from rlhf.distributed import ALONE, Ranks
 from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
@@ -107,14 +108,18 @@ def sample(
     exact: bool,
     seed: int,
     iteration: int,
+    ranks: Ranks = ALONE,
 ) -> Rollout:
-    """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split.
+    """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split; of all
+    these rows this rank's share.
 
     A number may come twice, where an iteration reaches into the next epoch: its responses are counted on. With `exact`,
     log-probabilities are those of the distribution that top-p and top-k left.
     """
     rows = np.repeat(numbers, samples_per_prompt)
     which = np.array([np.count_nonzero(rows[:place] == row) for place, row in enumerate(rows)])
+    share = ranks.share(len(rows))
+    rows, which = rows[share], which[share]
     chosen = [prompts[row] for row in rows.tolist()]
     samples = sample_responses(
         model,

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import encode_prompts, encode_response
+from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
 from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers, sampling_copy
@@ -98,32 +100,44 @@ def demonstrations(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 
 
 def validation(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, scorer: RewardModelScorer | None, params: Params
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    scorer: RewardModelScorer | None,
+    params: Params,
+    ranks: Ranks = ALONE,
 ) -> Callable[[ActorCritic], dict[str, float]]:
-    """What PPO calls to validate: the share of right greedy answers, and with a scorer their mean score."""
+    """What PPO calls to validate: the share of right greedy answers, and with a scorer their mean score.
+
+    Each rank answers its share of the problems.
+    """
+    share = problems[ranks.share(len(problems))]
 
     def validate(actor_critic: ActorCritic) -> dict[str, float]:
-        graded = evaluate_model(sampling_copy(actor_critic.policy, actor_critic.dtype), tokenizer, problems, params)
+        mine = evaluate_model(sampling_copy(actor_critic.policy, actor_critic.dtype), tokenizer, share, params)
+        graded = [row for part in ranks.gather(mine) for row in part]
         row = {"validation_accuracy": accuracy(graded)}
         if scorer is not None:
-            row["validation_score"] = _mean_score(graded, problems, tokenizer, scorer, params)
+            scores = torch.cat(ranks.gather(_scores(mine, share, tokenizer, scorer, params)))
+            row["validation_score"] = float(scores.mean())
         return row
 
     return validate
 
 
-def _mean_score(
+def _scores(
     graded: Sequence[Graded],
     problems: Sequence[Problem],
     tokenizer: PreTrainedTokenizerBase,
     scorer: RewardModelScorer,
     params: Params,
-) -> float:
-    """The mean task score of the responses; one that was cut off counts `cut_off_score`, as in a rollout."""
+) -> Tensor:
+    """The task score of each response, on the CPU; one that was cut off counts `cut_off_score`, as in a rollout."""
     answered = [(row, problem) for row, problem in zip(graded, problems, strict=True) if row.tokens]
     rows, asked = [row for row, _ in answered], [problem for _, problem in answered]
+    if not rows:
+        return torch.zeros(0)
     prompts = encode_prompts(tokenizer, [problem.question for problem in asked], params.prompt)
     batch = pad([prompt for prompt in prompts if prompt], [row.tokens for row in rows], tokenizer.eos_token_id)
     scores = scorer(asked, [row.response for row in rows], batch.to(device(params.runtime)))
     finished = torch.tensor([row.finished for row in rows], device=scores.device)
-    return float(task_scores(scores, finished, params.ppo.reward).mean())
+    return task_scores(scores, finished, params.ppo.reward).cpu()

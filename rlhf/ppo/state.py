@@ -53,6 +53,8 @@ def save(directory: Path, learner: Learner, progress: Progress) -> None:
     tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.trained_parameters()}
     tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
     tensors |= dict(_optimiser_tensors(learner))
+    if not learner.ranks.first:
+        return
     meta = vars(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
     temporary = directory / f".{STATE_FILE}.new"
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -21,6 +21,7 @@ from rlhf.models.actor_critic import ActorCritic, Reference, sampling_copy
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params, Ppo
 from rlhf.ppo import guards, metrics
+from rlhf.ppo.collect import Collected, gathered
 from rlhf.ppo.curriculum import iteration_prompts
 from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
@@ -30,7 +31,6 @@ from rlhf.ppo.rewards import Scorer, task_scores, whiten_scores
 from rlhf.ppo.rollout import (
     Experience,
     Prompt,
-    Rollout,
     build_experience,
     correct_for_sampler,
     evaluate_actions,
@@ -103,11 +103,9 @@ def train(loop: Loop, progress: Progress) -> Progress:
     while progress.iteration < settings.iterations:
         iteration = progress.iteration
         train_policy = iteration >= settings.critic.warmup_iterations
-        rollout = _sample(loop, iteration)
-        scores = task_scores(
-            loop.scorer(rollout.problems, rollout.texts, rollout.batch), rollout.finished, settings.reward
-        )
-        experience = _experience(loop, rollout, scores, progress.kl_coef)
+        collected = gathered(_collect(loop, iteration), loop.learner.ranks)
+        rollout, scores = collected.rollout, collected.scores
+        experience = _experience(loop, collected, progress.kl_coef)
         row = metrics.of_rollout(loop.params, rollout, experience, scores)
         if settings.whiten_advantages:
             experience, progress.advantage_std = whiten_advantages(experience, scores, progress.advantage_std)
@@ -155,10 +153,11 @@ def lr_share(settings: Ppo, iteration: int) -> float:
     return 1.0
 
 
-def _sample(loop: Loop, iteration: int) -> Rollout:
+def _collect(loop: Loop, iteration: int) -> Collected:
+    """This rank's share of the iteration's rows, sampled, scored and evaluated."""
     settings, seed = loop.params.ppo, loop.params.seed
     actor_critic = loop.learner.actor_critic
-    return sample(
+    rollout = sample(
         sampling_copy(actor_critic.policy, actor_critic.dtype),
         loop.tokenizer,
         loop.prompts,
@@ -168,13 +167,9 @@ def _sample(loop: Loop, iteration: int) -> Rollout:
         exact=settings.truncation == "exact",
         seed=seed,
         iteration=iteration,
+        ranks=loop.learner.ranks,
     )
-
-
-def _experience(loop: Loop, rollout: Rollout, scores: Tensor, kl_coef: float) -> Experience:
-    """The rollout with all that the update needs of the models, before its advantages are whitened."""
-    settings = loop.params.ppo
-    actor_critic = loop.learner.actor_critic
+    scores = loop.scorer(rollout.problems, rollout.texts, rollout.batch)
     actions, ref_logprobs = evaluate_actions(
         actor_critic,
         loop.reference,
@@ -183,10 +178,17 @@ def _experience(loop: Loop, rollout: Rollout, scores: Tensor, kl_coef: float) ->
         settings.micro_batch_size,
         rollout.kept,
     )
+    return Collected(rollout, task_scores(scores, rollout.finished, settings.reward), actions, ref_logprobs)
+
+
+def _experience(loop: Loop, collected: Collected, kl_coef: float) -> Experience:
+    """The rollout with all that the update needs of the models, before its advantages are whitened."""
+    settings, actor_critic = loop.params.ppo, loop.learner.actor_critic
+    rollout, scores = collected.rollout, collected.scores
     if settings.reward.whiten:
         scores = whiten_scores(scores)
     coef = kl_coef if settings.kl.place == "reward" else 0.0
-    experience = build_experience(rollout, actions, ref_logprobs, scores, settings, coef)
+    experience = build_experience(rollout, collected.actions, collected.ref_logprobs, scores, settings, coef)
     differs = actor_critic.dtype != actor_critic.policy.dtype  # the sampler's weights are rounded, see sampling_copy
     if settings.importance == "on" or (settings.importance == "auto" and differs):
         experience = correct_for_sampler(experience, rollout, settings.importance_cap)

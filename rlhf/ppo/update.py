@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 
+from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
 from rlhf.models.batches import TokenBatch, micro_batches
@@ -18,18 +19,29 @@ from rlhf.ppo.losses import clipped, policy_losses, value_losses
 from rlhf.ppo.rollout import Experience
 from rlhf.streams import Purpose, permutation
 from rlhf.training.optimisation import adamw, clip_gradients
+from rlhf.training.replicas import replicated
 
 BAD_STEPS_ALLOWED = 2
 
 
 class Learner:
-    """The actor-critic with its optimisers: one if the trunk is shared, else one each, clipped apart."""
+    """The actor-critic with its optimisers: one if the trunk is shared, else one each, clipped apart.
 
-    def __init__(self, actor_critic: ActorCritic, settings: Ppo) -> None:
+    Where several ranks train, each has such a learner, and a minibatch's gradient is that of all ranks' rows.
+    """
+
+    def __init__(self, actor_critic: ActorCritic, settings: Ppo, ranks: Ranks = ALONE) -> None:
         self.actor_critic = actor_critic
+        self.ranks = ranks
+        self._synchronised = replicated(actor_critic) if ranks.size > 1 else actor_critic
         groups = actor_critic.optimised(settings.lr, settings.critic.lr)
         self.optimisers: list[AdamW] = [adamw(group, settings.lr, settings.weight_decay) for group in groups]
         self.bad_steps = 0
+
+    def module(self, last: bool) -> nn.Module:
+        """What a micro-batch goes through forwards: for the `last` one of a minibatch, the actor-critic whose backward
+        pass averages the gradients over the ranks, those of the micro-batches before included."""
+        return self._synchronised if last else self.actor_critic
 
     def set_policy_lr(self, lr: float) -> None:
         """Sets the policy's learning rate; the critic's stays."""
@@ -99,6 +111,13 @@ class UpdateStats:
             total = value if isinstance(value, float) else float(value.detach().sum(dtype=torch.float64))
             self.sums[name] = self.sums.get(name, 0.0) + total
 
+    def over(self, ranks: Ranks) -> UpdateStats:
+        """What all ranks saw."""
+        tokens, *totals = ranks.sum([self.tokens, *self.sums.values()])
+        (first_log_ratio,) = ranks.max([self.first_log_ratio])
+        sums = dict(zip(self.sums, totals, strict=True))
+        return replace(self, sums=sums, tokens=int(tokens), first_log_ratio=first_log_ratio)
+
     def means(self) -> dict[str, float]:
         """Means over tokens."""
         return {name: total / max(1, self.tokens) for name, total in self.sums.items()}
@@ -132,8 +151,8 @@ def update(
         order = torch.from_numpy(permutation(seed, Purpose.SHUFFLE_MINIBATCHES, keys, rows)).to(device)
         for minibatch in order.split(rows // settings.minibatches):
             if train_policy and demonstrations is not None:
-                stats.ptx_loss = _imitate(learner.actor_critic, demonstrations.select(minibatch), settings)
-            seen = _accumulate(learner.actor_critic, experience, minibatch, settings, kl_coef, train_policy)
+                stats.ptx_loss = _imitate(learner, demonstrations.select(minibatch), settings)
+            seen = _accumulate(learner, experience, minibatch, settings, kl_coef, train_policy)
             if stats.steps == 0:
                 stats.first_log_ratio = seen.first_log_ratio
             stats.add(seen.tokens, **seen.sums)
@@ -148,24 +167,27 @@ def update(
 
 
 def _accumulate(
-    actor_critic: ActorCritic,
+    learner: Learner,
     experience: Experience,
     minibatch: Tensor,
     settings: Ppo,
     kl_coef: float,
     train_policy: bool,
 ) -> UpdateStats:
-    """Adds the gradient of the minibatch's loss, micro-batch by micro-batch, and returns what it saw."""
-    seen = UpdateStats()
+    """Adds the gradient of the minibatch's loss, micro-batch by micro-batch of this rank's share, and returns what all
+    ranks saw."""
+    seen, ranks = UpdateStats(), learner.ranks
     tokens = int(experience.batch.mask[minibatch].sum())
-    for rows in micro_batches(minibatch, settings.micro_batch_size):
-        loss = _losses(actor_critic, experience.select(rows), settings, kl_coef, train_policy, seen)
-        (loss / tokens).backward()
-    return seen
+    parts = list(micro_batches(minibatch[ranks.share(len(minibatch))], settings.micro_batch_size))
+    for number, rows in enumerate(parts):
+        module = learner.module(last=number + 1 == len(parts))
+        loss = _losses(module, experience.select(rows), settings, kl_coef, train_policy, seen)
+        (loss / tokens * ranks.size).backward()  # the ranks' gradients are averaged
+    return seen.over(ranks)
 
 
 def _losses(
-    actor_critic: ActorCritic,
+    actor_critic: nn.Module,
     part: Experience,
     settings: Ppo,
     kl_coef: float,
@@ -199,14 +221,14 @@ def _losses(
     return loss
 
 
-def _imitate(actor_critic: ActorCritic, demonstrations: TokenBatch, settings: Ppo) -> float:
-    """Adds the gradient of `ptx_coef` times the supervised loss (Ouyang et al., 2022, eq. 2); returns that loss, in
-    nats a token."""
+def _imitate(learner: Learner, demonstrations: TokenBatch, settings: Ppo) -> float:
+    """Adds the gradient of `ptx_coef` times the supervised loss (Ouyang et al., 2022, eq. 2) on this rank's share;
+    returns that loss of all ranks, in nats a token."""
+    ranks = learner.ranks
     tokens, total = int(demonstrations.mask.sum()), 0.0
-    for rows in micro_batches(
-        torch.arange(len(demonstrations), device=demonstrations.lengths.device), settings.micro_batch_size
-    ):
-        loss = -actor_critic.policy_logprobs(demonstrations.select(rows), 1.0).logprobs.sum() / tokens
-        (settings.ptx_coef * loss).backward()
+    share = torch.arange(len(demonstrations), device=demonstrations.lengths.device)[ranks.share(len(demonstrations))]
+    for rows in micro_batches(share, settings.micro_batch_size):
+        loss = -learner.actor_critic.policy_logprobs(demonstrations.select(rows), 1.0).logprobs.sum() / tokens
+        (settings.ptx_coef * loss * ranks.size).backward()
         total += float(loss.detach())
-    return total
+    return ranks.sum([total])[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
+from rlhf.distributed import ALONE, Ranks
 from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch
 from rlhf.models.lora import add_adapter, has_adapter
@@ -82,10 +83,11 @@ class Toy:
     save: Callable[[Learner, Progress], None] = lambda learner, progress: None
     on_iteration: Callable[[Row], None] = lambda row: None
     on_alarm: Callable[[Alarm, Case], None] = lambda alarm, case: None
+    ranks: Ranks = ALONE
     learner: Learner = field(init=False)
 
     def __post_init__(self) -> None:
-        self.learner = Learner(toy_actor_critic(self.params), self.params.ppo)
+        self.learner = Learner(toy_actor_critic(self.params), self.params.ppo, self.ranks)
 
     def loop(self) -> Loop:
         policy = self.learner.actor_critic.policy

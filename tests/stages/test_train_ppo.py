@@ -1,0 +1,149 @@
+"""The PPO stage in two processes, started both ways: one policy, one line for a fault, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf import config
+from rlhf.data.gsm8k import Problem, write_prepared
+from tasks.supervisor import descendants
+from tests.policies import save_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = "distributed.processes=2"
+PYTHON = [sys.executable, "-m", "stages.train_ppo"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    "-m",
+    "stages.train_ppo",
+]
+SECONDS = 180
+OUTPUTS = (
+    "models/policy/model.safetensors",
+    "models/policy/value_head.safetensors",
+    "metrics/ppo.json",
+    "plots/ppo.csv",
+)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the stage reads, at smoke scale."""
+    place = tmp_path_factory.mktemp("workspace")
+    for name in ("rlhf", "stages", "requirements.lock"):
+        (place / name).symlink_to(ROOT / name)
+    overrides = ["scale=smoke", "runtime.threads=1", "runtime.device=cpu", "ppo.sampling.max_new_tokens=8"]
+    config.write(config.compose(overrides), place / "params.yaml")
+    problems = [
+        Problem(f"What is {n} + 1?", f"#### {n + 1}", str(n + 1), f"#### {n + 1}", 1, "test") for n in range(24)
+    ]
+    for split in ("train", "validation"):
+        write_prepared(place / "data/prepared" / f"{split}.parquet", problems)
+    save_policy(place / "models" / "sft")
+    return place
+
+
+def start(command: list[str], workspace: Path, *overrides: str) -> subprocess.Popen[str]:
+    environ = os.environ | {"RLHF_STATE_DIR": str(workspace / "state")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *overrides], cwd=workspace, env=environ, **pipes)  # type: ignore[call-overload]
+
+
+def run(command: list[str], workspace: Path, *overrides: str) -> tuple[int, str, str]:
+    process = start(command, workspace, *overrides)
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+def outputs(workspace: Path) -> dict[str, bytes]:
+    (place,) = (workspace / "runs" / "train_ppo").iterdir()
+    return {name: (place / name).read_bytes() for name in OUTPUTS}
+
+
+def test_both_ways_of_starting_two_processes_write_the_same_policy_once(workspace: Path) -> None:
+    code, out, err = run(PYTHON, workspace, TWO)
+    assert (code, err) == (0, "")
+    assert out.count("with overrides the outputs go to") == out.count("best validation accuracy") == 1
+    first = outputs(workspace)
+    assert not list((workspace / ".partial").iterdir()) and not list((workspace / "state" / "train_ppo").iterdir())
+    code, out, err = run(TORCHRUN, workspace, TWO)
+    assert code == 0, err
+    assert out.count("best validation accuracy") == 1
+    assert outputs(workspace) == first
+
+
+def test_a_fault_of_all_ranks_is_one_line_and_their_exit_code(workspace: Path) -> None:
+    (workspace / "models" / "sft").rename(workspace / "models" / "hidden")
+    try:
+        code, _, err = run(PYTHON, workspace, TWO)
+    finally:
+        (workspace / "models" / "hidden").rename(workspace / "models" / "sft")
+    assert (code, err) == (1, "train_ppo: models/sft is missing: run dvc repro finetune_sft\n")
+
+
+def test_torchrun_must_start_as_many_processes_as_the_params_say(workspace: Path) -> None:
+    code, _, err = run(TORCHRUN, workspace)
+    assert code != 0
+    lines = [line for line in err.splitlines() if line.startswith("train_ppo: ")]
+    assert len(lines) == 1 and lines[0].startswith("train_ppo: distributed.processes=1, but torchrun started 2: ")
+
+
+@pytest.fixture
+def long_run(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run of many iterations in the midst of them, and its ranks' process ids."""
+    process = start(PYTHON, workspace, TWO, "ppo.iterations=100000")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "iteration" in line or "/100000" in line:
+            break
+    ranks = descendants(process.pid)
+    assert len(ranks) == 2
+    yield process, ranks
+    process.kill()
+    process.communicate()
+
+
+def ended(processes: list[int]) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{process}").exists() for process in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_interrupt_ends_all_ranks_with_one_line(long_run: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, ranks = long_run
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "train_ppo: interrupted: nothing half-written is left\n")
+    assert ended(ranks)
+
+
+def test_ranks_end_when_the_process_that_started_them_is_killed(
+    long_run: tuple[subprocess.Popen[str], list[int]],
+) -> None:
+    process, ranks = long_run
+    process.kill()
+    assert ended(ranks)
+
+
+def test_a_killed_rank_ends_the_other_and_is_named(long_run: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, ranks = long_run
+    os.kill(ranks[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith("train_ppo: process ") and "was ended by SIGKILL" in err and err.count("\n") == 1
+    assert ended(ranks)
