@@ -33,7 +33,7 @@ SECTIONS = {
     "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
     "collect_preferences": ("ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
     "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
-    "train_ppo": ("evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
+    "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
     "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
     "register": ("ppo.sampling.max_new_tokens", "registry"),
 }

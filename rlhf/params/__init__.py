@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf.params.ppo import Critic, Kl, Lora, Ppo, Reward, Sampling
+from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
 from rlhf.params.section import (
     MOST,
     NOTHING,
@@ -31,6 +31,7 @@ __all__ = [
     "REWARD_MODEL_PATH",
     "Critic",
     "Data",
+    "Distributed",
     "Evaluation",
     "Finetune",
     "Generator",
@@ -264,6 +265,7 @@ class Params(Section):
     seed: Seed
     """Seed of initial weights, sampling and shuffling."""
     runtime: Runtime
+    distributed: Distributed
     prompt: Prompt
     verifier: Verifier
     data: Data

@@ -214,3 +214,12 @@ class Ppo(Section):
                 "(the group choice reward=... sets reward.source and reward.reads)"
             )
         return self
+
+
+class Distributed(Section):
+    """Several processes for PPO, one a device."""
+
+    processes: Count
+    """Processes that share rollouts and update."""
+    strategy: Literal["ddp", "fsdp"]
+    """`ddp` keeps the whole model in each process, `fsdp` a part of it."""

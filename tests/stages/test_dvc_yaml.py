@@ -38,6 +38,7 @@ DIRECT = {
     "ppo.sampling": "train_reward train_ppo",
     "ppo.sampling.max_new_tokens": "train_reward train_ppo evaluate register",
     "ppo.sampling.stop": "collect_preferences train_reward train_ppo evaluate",
+    "distributed": "train_ppo",
     "evaluation": "evaluate",
     "evaluation.batch_size": "train_ppo evaluate",
     "registry": "register",
