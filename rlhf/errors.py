@@ -35,7 +35,8 @@ def run_command(
 ) -> int:
     """Runs a command line and returns its exit code; where it raises, standard error gets one line after `name`.
 
-    `interrupted` is the line for Ctrl-C. Where `speaks` says no, another process tells of the same error. The traceback of an error that nobody expected goes to runs/NAME-error.log.
+    `interrupted` is the line for Ctrl-C. Where `speaks` says no, another process tells of the same error. The traceback
+    of an error that nobody expected goes to runs/NAME-error.log.
     """
     try:
         return command() or 0

@@ -217,9 +217,7 @@ class Ppo(Section):
 
 
 class Distributed(Section):
-    """Several processes for PPO, one a device."""
+    """Several processes for PPO, one a device, each with the whole model (DistributedDataParallel)."""
 
-    processes: Count
-    """Processes that share rollouts and update."""
-    strategy: Literal["ddp", "fsdp"]
-    """`ddp` keeps the whole model in each process, `fsdp` a part of it."""
+    processes: Annotated[int, Field(ge=1, le=1024)]
+    """Processes that share rollouts, update and validation."""
