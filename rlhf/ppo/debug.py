@@ -77,14 +77,17 @@ class Bundle:
 
 
 class Recorder:
-    """Keeps a bundle the first time that an alarm rings in this run; training goes on where it cannot."""
+    """Keeps a bundle the first time that an alarm rings in this run; training goes on where it cannot.
+
+    Of several ranks, which all have the iteration's whole experience, the first one does so.
+    """
 
     def __init__(self, directory: Path, learner: Learner, params: Params, sft: str) -> None:
         self._directory, self._learner, self._params, self._sft = directory, learner, params, sft
         self._seen: set[str] = set()
 
     def __call__(self, alarm: Alarm, case: Case) -> None:
-        if alarm.name in self._seen:
+        if alarm.name in self._seen or not self._learner.ranks.first:
             return
         self._seen.add(alarm.name)
         target = self._directory / f"train_ppo-{case.iteration + 1}-{alarm.name}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf.distributed import Ranks
 from rlhf.errors import UserError
 from rlhf.ppo import debug, guards
 from rlhf.ppo.debug import Case, Recorder
@@ -177,6 +178,13 @@ def test_each_alarm_is_kept_once_a_run(
     assert told == [
         f"train_ppo: replay it with python -m rlhf.ppo.replay {tmp_path}/train_ppo-3-{name}" for name in ("kl", "ratio")
     ]
+
+
+def test_the_first_rank_alone_keeps_one(case: tuple[Toy, Case], tmp_path: Path) -> None:
+    toy, one = case
+    toy.learner.ranks = Ranks(rank=1, size=2)
+    recorder(tmp_path, toy)(Alarm("kl", ""), one)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_run_replaces_the_bundle_of_the_same_name(case: tuple[Toy, Case], tmp_path: Path) -> None:
