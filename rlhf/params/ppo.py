@@ -122,7 +122,7 @@ class Lora(Section):
     """Low-rank adapters on the policy (Hu et al., 2022), in every linear layer but the output's."""
 
     rank: Size
-    """Rank of the adapters; 0 trains all weights."""
+    """Rank of the adapters, which want about ten times the learning rate (ppo.lr); 0 trains all weights."""
     alpha: Positive
     """The adapters' product is scaled by alpha / rank."""
 

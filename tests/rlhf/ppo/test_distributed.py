@@ -120,6 +120,7 @@ def test_the_first_iteration_says_the_same_and_advantages_are_whitened_over_all_
     [
         (True, ["ppo.micro_batch_size=3"]),
         (True, ["ppo.ptx_coef=0.5", "ppo.kl.place=loss", "ppo.kl.estimator=ratio_k3", "ppo.entropy_coef=0.01"]),
+        (True, ["ppo.lora.rank=2"]),
         (False, []),
     ],
 )
@@ -230,7 +231,12 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    "overrides", [("kl=adaptive",), ("critic=separate", "ppo.critic.warmup_iterations=2", "ppo.micro_batch_size=3")]
+    "overrides",
+    [
+        ("kl=adaptive",),
+        ("critic=separate", "ppo.critic.warmup_iterations=2", "ppo.micro_batch_size=3"),
+        ("ppo.lora.rank=2",),
+    ],
 )
 def test_two_processes_killed_and_resumed_equal_two_never_killed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     def run(ranks: Ranks, place: Path, kill_at: int | None = None) -> dict[str, Tensor]:
