@@ -118,12 +118,14 @@ def test_the_curve_has_a_row_an_iteration(pipeline: Pipeline) -> None:
     assert set(rows[0]) == {
         "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3",
         "approx_kl", "clip_fraction", "policy_loss", "value_loss", "explained_variance", "entropy",
-        "response_length", "cut_off", "lr", "kl_coef", "mismatch",
+        "response_length", "cut_off", "lr", "kl_coef", "mismatch", "importance", "cut_mass", "ptx_loss", "steps",
+        "validation_score",
     }
     # fmt: on
     assert [int(row["iteration"]) for row in rows] == list(range(ITERATIONS + 1))
     assert {name for name, value in rows[0].items() if value} == {"iteration", "validation_accuracy"}
     for row in rows[1:]:
+        assert row.pop("validation_score") == ""  # selection looks at accuracy here
         assert all(float(value) == float(value) for value in row.values())
     accuracies = [float(row["validation_accuracy"]) for row in rows]
     metrics = pipeline.json("metrics/ppo.json")
