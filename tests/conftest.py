@@ -24,6 +24,9 @@ USERS_OWN = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "PREFECT_API_URL", "PREFECT
 for name in USERS_OWN:
     os.environ.pop(name, None)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job's children would ignore Ctrl-C as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -64,8 +64,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def set_manner(checkout: Path, manner: str) -> None:
+    """At once: the stage reads it all the time, and must not find it empty."""
+    (checkout / "manner.new").write_text(manner)
+    (checkout / "manner.new").replace(checkout / "manner")
+
+
 def pipeline(checkout: Path, manner: str, *overrides: str) -> subprocess.Popen[str]:
-    (checkout / "manner").write_text(manner)
+    set_manner(checkout, manner)
     command = [sys.executable, "-u", "-m", "flows.pipeline", *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=checkout, text=True, start_new_session=True, **pipes)
@@ -133,7 +139,7 @@ def test_a_second_run_is_refused_and_changed_params_stop_the_first(checkout: Pat
     assert (checkout / "params.yaml").read_text() == written
 
     (checkout / "params.yaml").write_text(written.replace("seed: 0", "seed: 7"))
-    (checkout / "manner").write_text("quick")
+    set_manner(checkout, "quick")
     out, err = first.communicate(timeout=PATIENCE_SECONDS)
     assert first.returncode == 1, (out, err)
     assert err.startswith("pipeline: params.yaml was changed while the pipeline ran: ")

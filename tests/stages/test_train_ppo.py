@@ -96,7 +96,8 @@ def test_a_fault_of_all_ranks_is_one_line_and_their_exit_code(workspace: Path) -
 def test_torchrun_must_start_as_many_processes_as_the_params_say(workspace: Path) -> None:
     code, _, err = run(TORCHRUN, workspace)
     assert code != 0
-    lines = [line for line in err.splitlines() if line.startswith("train_ppo: ")]
+    # torchrun ends the other rank, which may say so.
+    lines = [line for line in err.splitlines() if line.startswith("train_ppo: ") and "interrupted" not in line]
     assert len(lines) == 1 and lines[0].startswith("train_ppo: distributed.processes=1, but torchrun started 2: ")
 
 
