@@ -89,6 +89,11 @@ class Ranks:
 ALONE = Ranks()
 
 
+def tells_of_a_lost_rank(error: Exception) -> bool:
+    """Whether the error only says that another rank is gone, whose own error it is."""
+    return is_rank() and isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
+
+
 def is_rank() -> bool:
     """Whether this process was started as one of several."""
     return "LOCAL_RANK" in os.environ
@@ -150,7 +155,7 @@ def _lost_ranks_told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if any(word in str(error) for word in LOST):
+        if tells_of_a_lost_rank(error):
             time.sleep(LAST_WORDS_SECONDS)
             raise UserError(f"another process of this run is gone ({str(error).splitlines()[0]})") from error
         raise

@@ -9,9 +9,11 @@ as well.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf import anchors
 from rlhf.data.gsm8k import read_prepared
@@ -91,8 +93,10 @@ def main(stage: Stage) -> None:
             on_alarm=debug.Recorder(stage.workspace / "runs" / "debug", learner, params, checkpoint_hash(sft)),
         )
         done = train(loop, done)
+    learner.restore(done.best_weights)
+    policy, value_head = setup.whole_policy(sft, learner.actor_critic)
     if stage.ranks.first:
-        write_policy(stage, sft, reward_model, learner, tokenizer, done)
+        write_policy(stage, sft, reward_model, policy, value_head, tokenizer, done)
         write_metrics(stage, done)
 
 
@@ -111,12 +115,12 @@ def write_policy(
     stage: Stage,
     sft: Path,
     reward_model: Path | None,
-    learner: Learner,
+    policy: PreTrainedModel,
+    value_head: Mapping[str, Tensor],
     tokenizer: PreTrainedTokenizerBase,
     done: Progress,
 ) -> None:
     """The selected policy with its value head; an adapter is merged, and lies beside it as well."""
-    learner.restore(done.best_weights)
     parents = {"sft": checkpoint_hash(sft)} | ({"reward": checkpoint_hash(reward_model)} if reward_model else {})
     manifest = Manifest(
         **read_manifest(sft).model_dump(include={"source", "revision", "license", "stop_token"}),
@@ -127,10 +131,9 @@ def write_policy(
         prompt=stage.params.prompt.model_dump(),
         extra={"best_iteration": done.best_iteration},
     )
-    head = {"value_head.safetensors": learner.actor_critic.value_head.state_dict()}
-    directory, policy = stage.output("models/policy"), learner.actor_critic.policy
+    directory = stage.output("models/policy")
     directory.mkdir()
-    write_model(directory, merged(policy), tokenizer, head)
+    write_model(directory, merged(policy), tokenizer, {"value_head.safetensors": value_head})
     if has_adapter(policy):
         write_adapter(directory / "adapter", policy)
     write_manifest(directory, manifest)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf.models.batches import TokenBatch
 from rlhf.models.lora import adapter_off, has_adapter, merged
+from rlhf.models.sharding import in_lock_step, is_sharded
 from rlhf.models.token_logprobs import token_logprobs
+
+T = TypeVar("T")
 
 
 class Actions(NamedTuple):
@@ -120,6 +123,14 @@ class ActorCritic(nn.Module):
         hidden = final_hidden(self.policy, batch, self.dtype)
         return action_logprobs(self.policy, hidden, batch, temperature, self.dtype)
 
+    @torch.no_grad()
+    def sampling(self, work: Callable[[PreTrainedModel], T]) -> T:
+        """What `work` makes of the policy that it is given to sample from; how much it samples may differ by rank."""
+        if not is_sharded(self):
+            return work(sampling_copy(self.policy, self.dtype))
+        with torch.autocast(self.policy.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            return in_lock_step(self.policy, lambda: work(self.policy))
+
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What training changes, by name."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
@@ -151,10 +162,11 @@ def checkpoint_layers(model: nn.Module) -> None:
             part.training = True
 
 
-class Reference:
+class Reference(nn.Module):
     """The frozen model that KL is measured against; of a policy with an adapter, what it is without."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        super().__init__()
         self._model = model if has_adapter(model) else model.eval().requires_grad_(False)
         self._dtype = dtype
 

@@ -277,6 +277,12 @@ class Params(Section):
     registry: Registry
 
     @model_validator(mode="after")
+    def _shards_are_trained_whole(self) -> Params:
+        if self.distributed.strategy == "fsdp" and self.ppo.lora.rank:
+            raise ValueError("distributed.strategy=fsdp trains all weights: take ddp, or ppo.lora.rank=0")
+        return self
+
+    @model_validator(mode="after")
     def _processes_share_minibatches(self) -> Params:
         rows = self.ppo.prompts_per_iteration * self.ppo.samples_per_prompt // self.ppo.minibatches
         if rows % self.distributed.processes:

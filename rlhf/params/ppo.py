@@ -217,7 +217,9 @@ class Ppo(Section):
 
 
 class Distributed(Section):
-    """Several processes for PPO, one a device, each with the whole model (DistributedDataParallel)."""
+    """Several processes for PPO, one a device."""
 
     processes: Annotated[int, Field(ge=1, le=1024)]
     """Processes that share rollouts, update and validation."""
+    strategy: Literal["ddp", "fsdp"]
+    """`ddp` keeps the whole models in each process, `fsdp` a part of policy, critic and reference."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from rlhf import config
 from rlhf.errors import UserError, first_line
 from rlhf.models.batches import TokenBatch
+from rlhf.models.sharding import is_sharded, whole
 from rlhf.params import Params
 from rlhf.ppo.guards import Alarm
 from rlhf.ppo.metrics import Row
@@ -87,12 +88,17 @@ class Recorder:
         self._seen: set[str] = set()
 
     def __call__(self, alarm: Alarm, case: Case) -> None:
-        if alarm.name in self._seen or not self._learner.ranks.first:
+        alone = alarm.name == "error" and is_sharded(self._learner.actor_critic)  # the other ranks give no parts to it
+        if alarm.name in self._seen or alone:
             return
         self._seen.add(alarm.name)
+        trained = self._learner.actor_critic.trained_parameters()
+        weights = {name: whole(parameter.detach()) for name, parameter in trained}  # all ranks put them together
+        if not self._learner.ranks.first:
+            return
         target = self._directory / f"train_ppo-{case.iteration + 1}-{alarm.name}"
         try:
-            write(target, alarm, case, self._learner, self._params, self._sft)
+            write(target, alarm, case, weights, self._params, self._sft)
             prune(self._directory)
         except (OSError, SafetensorError, UserError) as error:
             print(f"train_ppo: {target}: no debug bundle: {first_line(error)}", flush=True)
@@ -100,13 +106,12 @@ class Recorder:
             print(f"train_ppo: replay it with python -m rlhf.ppo.replay {_shown(target)}", flush=True)
 
 
-def write(directory: Path, alarm: Alarm, case: Case, learner: Learner, params: Params, sft: str) -> None:
+def write(directory: Path, alarm: Alarm, case: Case, weights: Mapping[str, Tensor], params: Params, sft: str) -> None:
     """Writes a bundle, which appears whole; raises OSError where it would take more than half of the free disk."""
     partial = directory.with_name(f".{directory.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     batch = batch_tensors(case)
-    weights = {name: parameter.detach() for name, parameter in learner.actor_critic.trained_parameters()}
     size = sum(tensor.nbytes for tensor in [*batch.values(), *weights.values()])
     if 2 * size > shutil.disk_usage(partial).free:
         shutil.rmtree(partial)
@@ -141,7 +146,10 @@ def batch_tensors(case: Case) -> dict[str, Tensor]:
 
 
 def read(directory: Path, overrides: Sequence[str] = ()) -> Bundle:
-    """The bundle in `directory`, its params with `key=value` overrides; raises UserError where it is none."""
+    """The bundle in `directory`, its params for one process and with `key=value` overrides.
+
+    Raises UserError where it is none.
+    """
     missing = [name for name in (BATCH, WEIGHTS, PARAMS, BUNDLE) if not (directory / name).is_file()]
     if missing:
         raise UserError(f"{directory / missing[0]} is missing: name a directory of runs/debug/")
@@ -151,7 +159,7 @@ def read(directory: Path, overrides: Sequence[str] = ()) -> Bundle:
     ptx = {name.removeprefix("ptx_"): tensor for name, tensor in tensors.items() if name.startswith("ptx_")}
     return Bundle(
         **(told | {"alarm": Alarm(**told["alarm"])}),
-        params=config.load(overrides, directory / PARAMS),
+        params=config.load(["distributed.processes=1", *overrides], directory / PARAMS),
         experience=Experience(_token_batch(tensors), **fields),
         demonstrations=_token_batch(ptx) if ptx else None,
         scores=tensors["scores"],

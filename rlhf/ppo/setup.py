@@ -14,11 +14,12 @@ from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
-from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers, sampling_copy
+from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers
 from rlhf.models.batches import pad
 from rlhf.models.checkpoints import load_policy, load_reward_model, read_manifest
 from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.models.reward_model import Normalisation
+from rlhf.models.sharding import is_sharded, shard, whole
 from rlhf.params import Params
 from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, Scorer, VerifierScorer, task_scores
 from rlhf.ppo.rollout import Prompt
@@ -42,16 +43,37 @@ def actor_critic(sft: Path, reward_model: Path | None, params: Params) -> ActorC
     else:
         separate = settings.critic.kind == "separate"
         made = ActorCritic(policy, load_policy(sft).base_model if separate else None, dtype)
-    made.to(device(params.runtime))
     if settings.gradient_checkpointing:
         checkpoint_layers(made)
-    return made
+    if shards(params):
+        shard(made, device(params.runtime), ["policy_logprobs", "sampling"])
+    return made.to(device(params.runtime))
+
+
+def shards(params: Params) -> bool:
+    """Whether each process holds a part of the models that PPO trains, and of the reference."""
+    return params.distributed.strategy == "fsdp" and params.distributed.processes > 1
+
+
+@torch.no_grad()
+def whole_policy(sft: Path, actor_critic: ActorCritic) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The policy and its value head's weights, put together where they are sharded: then for all ranks to call."""
+    if not is_sharded(actor_critic):
+        return actor_critic.policy, actor_critic.value_head.state_dict()
+    weights = {name: whole(parameter) for name, parameter in actor_critic.named_parameters()}
+    policy = load_policy(sft)
+    for name, parameter in policy.named_parameters():
+        parameter.copy_(weights[f"policy.{name}"])
+    head = "value_head."
+    return policy, {name.removeprefix(head): tensor for name, tensor in weights.items() if name.startswith(head)}
 
 
 def reference(sft: Path, policy: PreTrainedModel, params: Params) -> Reference:
     """The frozen SFT policy, which a policy with an adapter holds in itself."""
-    model = policy if has_adapter(policy) else load_policy(sft).to(device(params.runtime))
-    return Reference(model, matmul_dtype(params.runtime))
+    made = Reference(policy if has_adapter(policy) else load_policy(sft), matmul_dtype(params.runtime))
+    if shards(params):
+        shard(made, device(params.runtime), ["logprobs"])
+    return made.to(device(params.runtime))
 
 
 def scorer(reward_model: Path | None, params: Params) -> Scorer:
@@ -113,7 +135,7 @@ def validation(
     share = problems[ranks.share(len(problems))]
 
     def validate(actor_critic: ActorCritic) -> dict[str, float]:
-        mine = evaluate_model(sampling_copy(actor_critic.policy, actor_critic.dtype), tokenizer, share, params)
+        mine = actor_critic.sampling(lambda model: evaluate_model(model, tokenizer, share, params))
         graded = [row for part in ranks.gather(mine) for row in part]
         row = {"validation_accuracy": accuracy(graded)}
         if scorer is not None:

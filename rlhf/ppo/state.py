@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlhf import faults, locks
 from rlhf.hashes import dvc_md5
+from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
 from rlhf.ppo.update import Learner
 
@@ -49,15 +50,22 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def save(directory: Path, learner: Learner, progress: Progress) -> None:
-    """Writes the state beside the old one and renames it over: at any moment there is one whole state."""
+    """Writes the state beside the old one and renames it over: at any moment there is one whole state.
+
+    For all ranks to call; the first one writes.
+    """
     tensors = {f"weight/{name}": p.detach() for name, p in learner.actor_critic.trained_parameters()}
     tensors |= {f"best/{name}": weight for name, weight in progress.best_weights.items()}
     tensors |= dict(_optimiser_tensors(learner))
+    contiguous = {}
+    for name, tensor in tensors.items():
+        complete = whole(tensor)
+        if learner.ranks.first:
+            contiguous[name] = complete.contiguous()
     if not learner.ranks.first:
         return
     meta = vars(progress) | {"best_weights": None, "bad_steps": learner.bad_steps}
     temporary = directory / f".{STATE_FILE}.new"
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     faults.reach("state.begun")
     save_file(contiguous, temporary, metadata={"progress": json.dumps(meta)})
     faults.reach("state.written")
@@ -82,7 +90,9 @@ def load(directory: Path, learner: Learner) -> Progress:
     _restore_optimisers(learner, tensors)
     learner.bad_steps = meta.pop("bad_steps")
     device = learner.actor_critic.policy.device
-    best = {name.removeprefix("best/"): t.to(device) for name, t in tensors.items() if name.startswith("best/")}
+    parameters = dict(learner.actor_critic.trained_parameters())
+    whole_best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
+    best = {name: part_like(parameters[name], tensor).to(device) for name, tensor in whole_best.items()}
     return Progress(**(meta | {"best_weights": best}))
 
 
@@ -101,10 +111,11 @@ def _optimiser_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
 def _restore_optimisers(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
     for number, optimiser in enumerate(learner.optimisers):
         state: dict[int, dict[str, Tensor]] = {}
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         for name, tensor in tensors.items():
             kind, *place = name.split("/")
             if kind == "optimiser" and place[0] == str(number):
-                state.setdefault(int(place[1]), {})[place[2]] = tensor
+                state.setdefault(int(place[1]), {})[place[2]] = part_like(parameters[int(place[1])], tensor)
         optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 

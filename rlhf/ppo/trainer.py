@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf import faults
+from rlhf.distributed import tells_of_a_lost_rank
 from rlhf.errors import UserError
-from rlhf.models.actor_critic import ActorCritic, Reference, sampling_copy
+from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params, Ppo
 from rlhf.ppo import guards, metrics
@@ -157,17 +158,19 @@ def _collect(loop: Loop, iteration: int) -> Collected:
     """This rank's share of the iteration's rows, sampled, scored and evaluated."""
     settings, seed = loop.params.ppo, loop.params.seed
     actor_critic = loop.learner.actor_critic
-    rollout = sample(
-        sampling_copy(actor_critic.policy, actor_critic.dtype),
-        loop.tokenizer,
-        loop.prompts,
-        iteration_prompts([prompt.problem.steps for prompt in loop.prompts], settings, seed, iteration),
-        settings.samples_per_prompt,
-        settings.sampling,
-        exact=settings.truncation == "exact",
-        seed=seed,
-        iteration=iteration,
-        ranks=loop.learner.ranks,
+    rollout = actor_critic.sampling(
+        lambda model: sample(
+            model,
+            loop.tokenizer,
+            loop.prompts,
+            iteration_prompts([prompt.problem.steps for prompt in loop.prompts], settings, seed, iteration),
+            settings.samples_per_prompt,
+            settings.sampling,
+            exact=settings.truncation == "exact",
+            seed=seed,
+            iteration=iteration,
+            ranks=loop.learner.ranks,
+        )
     )
     scores = loop.scorer(rollout.problems, rollout.texts, rollout.batch)
     actions, ref_logprobs = evaluate_actions(
@@ -228,6 +231,8 @@ def _failure_told(loop: Loop, case: Case) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if tells_of_a_lost_rank(error):
+            raise
         name = "gradient" if isinstance(error, UserError) else "error"
         loop.on_alarm(Alarm(name, str(error) or type(error).__name__, fatal=True), case)
         raise

@@ -13,6 +13,7 @@ from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
 from rlhf.models.batches import TokenBatch, micro_batches
+from rlhf.models.sharding import is_sharded, part_like
 from rlhf.params import Ppo
 from rlhf.ppo.kl import kl_losses
 from rlhf.ppo.losses import clipped, policy_losses, value_losses
@@ -33,7 +34,8 @@ class Learner:
     def __init__(self, actor_critic: ActorCritic, settings: Ppo, ranks: Ranks = ALONE) -> None:
         self.actor_critic = actor_critic
         self.ranks = ranks
-        self._synchronised = replicated(actor_critic) if ranks.size > 1 else actor_critic
+        alone = ranks.size == 1 or is_sharded(actor_critic)  # what is sharded averages its gradients by itself
+        self._synchronised = actor_critic if alone else replicated(actor_critic)
         groups = actor_critic.optimised(settings.lr, settings.critic.lr)
         self.optimisers: list[AdamW] = [adamw(group, settings.lr, settings.weight_decay) for group in groups]
         self.bad_steps = 0
@@ -54,7 +56,7 @@ class Learner:
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Puts the weights of `actor_critic.trained_parameters()` back."""
         for name, parameter in self.actor_critic.trained_parameters():
-            parameter.copy_(weights[name])
+            parameter.copy_(part_like(parameter, weights[name]))
 
     def step(self, max_grad_norm: float) -> float:
         """Clips and steps every optimiser, or none: returns the largest gradient norm, NaN if one is.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from rlhf.errors import UserError
+from rlhf.models.sharding import whole
 
 FINAL_LR_SHARE = 0.1
 
@@ -28,7 +29,7 @@ def warmup_and_decay(step: int, steps: int, warmup: int) -> float:
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scales gradients down to `max_norm` and returns their norm before."""
-    return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    return float(whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm)))
 
 
 def finite(number: Tensor | float, name: str, step: int, key: str) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from rlhf import config
 from rlhf.data.gsm8k import Problem, write_prepared
@@ -72,6 +76,12 @@ def outputs(workspace: Path) -> dict[str, bytes]:
     return {name: (place / name).read_bytes() for name in OUTPUTS}
 
 
+def numbers(table: bytes) -> list[float]:
+    """Every number of a table, in their order."""
+    rows = csv.reader(table.decode().splitlines()[1:])
+    return [float(cell) for row in rows for cell in row if cell]
+
+
 def test_both_ways_of_starting_two_processes_write_the_same_policy_once(workspace: Path) -> None:
     code, out, err = run(PYTHON, workspace, TWO)
     assert (code, err) == (0, "")
@@ -82,6 +92,19 @@ def test_both_ways_of_starting_two_processes_write_the_same_policy_once(workspac
     assert code == 0, err
     assert out.count("best validation accuracy") == 1
     assert outputs(workspace) == first
+
+
+def test_sharded_models_write_the_policy_of_whole_ones(workspace: Path) -> None:
+    whole = outputs(workspace)
+    shutil.rmtree(workspace / "runs")
+    code, _, err = run(PYTHON, workspace, TWO, "distributed.strategy=fsdp")
+    assert (code, err) == (0, "")
+    for name in OUTPUTS[:2]:
+        ours, theirs = load(outputs(workspace)[name]), load(whole[name])
+        assert ours.keys() == theirs.keys()
+        for tensor in ours:
+            torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=0, atol=1e-5)
+    assert numbers(outputs(workspace)["plots/ppo.csv"]) == pytest.approx(numbers(whole["plots/ppo.csv"]), abs=1e-4)
 
 
 def test_a_fault_of_all_ranks_is_one_line_and_their_exit_code(workspace: Path) -> None:

@@ -138,7 +138,7 @@ def case(capsys: pytest.CaptureFixture[str]) -> tuple[Toy, Case]:
 def test_what_is_written_is_read_back(case: tuple[Toy, Case], tmp_path: Path) -> None:
     toy, one = case
     one.row["accuracy"] = math.nan
-    debug.write(tmp_path / "bundle", Alarm("kl", "too far", True), one, toy.learner, toy.params, "hash of sft")
+    debug.write(tmp_path / "bundle", Alarm("kl", "too far", True), one, weights(toy.learner), toy.params, "hash of sft")
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
     bundle = debug.read(tmp_path / "bundle")
     assert bundle.alarm == Alarm("kl", "too far", True)
@@ -162,7 +162,7 @@ def test_kept_tokens_are_among_it(case: tuple[Toy, Case], tmp_path: Path) -> Non
     toy, one = case
     kept = torch.arange(12).view(1, 3, 4)
     one = replace(one, experience=one.experience._replace(kept=kept))
-    debug.write(tmp_path / "bundle", Alarm("kl", ""), one, toy.learner, toy.params, "")
+    debug.write(tmp_path / "bundle", Alarm("kl", ""), one, weights(toy.learner), toy.params, "")
     assert debug.read(tmp_path / "bundle").experience.kept.equal(kept)  # type: ignore[union-attr]
 
 

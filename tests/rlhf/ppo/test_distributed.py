@@ -17,7 +17,8 @@ from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UsageError
-from rlhf.ppo import setup, state
+from rlhf.models.sharding import whole
+from rlhf.ppo import debug, setup, state
 from rlhf.ppo.collect import concatenate_rows
 from rlhf.ppo.rollout import Experience
 from rlhf.ppo.trainer import Progress, train
@@ -35,13 +36,15 @@ from tests.rlhf.ppo.toy import (
 from tests.tiny_models import VOCABULARY
 
 CRITICS = ["critic=shared", "critic=separate"]
+STRATEGIES = ["distributed.strategy=ddp", "distributed.strategy=fsdp"]
 
 
 class Recorder(Learner):
     """A learner that keeps the gradients of its steps."""
 
     def step(self, max_grad_norm: float) -> float:
-        gradients = {n: p.grad.clone() for n, p in self.actor_critic.trained_parameters() if p.grad is not None}
+        trained = self.actor_critic.trained_parameters()
+        gradients = {name: whole(p.grad).clone() for name, p in trained if p.grad is not None}
         self.gradients: list[dict[str, Tensor]] = [*getattr(self, "gradients", []), gradients]
         return super().step(max_grad_norm)
 
@@ -51,7 +54,7 @@ def updated(
 ) -> tuple[Recorder, UpdateStats]:
     """One update on the experience."""
     params = toy_params(*overrides)
-    learner = Recorder(toy_actor_critic(params), params.ppo, ranks)
+    learner = Recorder(toy_actor_critic(params, ranks), params.ppo, ranks)
     ptx = None
     if params.ppo.ptx_coef:
         chosen = [toy_demonstrations()[row % 20] for row in range(len(experience.batch))]
@@ -86,12 +89,16 @@ def test_rows_of_different_lengths_come_one_below_the_other() -> None:
     assert concatenate_rows([torch.tensor([True]), torch.tensor([False])]).tolist() == [True, False]
 
 
-def test_the_first_iteration_says_the_same_and_advantages_are_whitened_over_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_first_iteration_says_the_same_and_advantages_are_whitened_over_all_ranks(
+    tmp_path: Path, strategy: str
+) -> None:
     """Up to the update all ranks have the same rows: of the prompts, some come twice."""
     seen: list[Experience] = []
 
     def first_experience(ranks: Ranks) -> tuple[Experience, dict[str, float]]:
-        toy = Toy(toy_params("ppo.iterations=1", "ppo.prompts_per_iteration=32", "ppo.reward.whiten=true"), ranks=ranks)
+        sizes = ("ppo.iterations=1", "ppo.prompts_per_iteration=32", "ppo.sampling.batch_size=5")
+        toy = Toy(toy_params(*sizes, "ppo.reward.whiten=true", strategy), ranks=ranks)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "rlhf.ppo.trainer.update", lambda learner, seen, *_, **__: found.append(seen) or UpdateStats()
@@ -114,18 +121,29 @@ def test_the_first_iteration_says_the_same_and_advantages_are_whitened_over_all_
 # --- the update
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize(
     ("train_policy", "more"),
     [
-        (True, ["ppo.micro_batch_size=3"]),
+        (True, ["ppo.micro_batch_size=3", "ppo.gradient_checkpointing=true"]),
         (True, ["ppo.ptx_coef=0.5", "ppo.kl.place=loss", "ppo.kl.estimator=ratio_k3", "ppo.entropy_coef=0.01"]),
         (True, ["ppo.lora.rank=2"]),
         (False, []),
     ],
 )
-def test_the_gradient_is_that_of_one_process(tmp_path: Path, critic: str, train_policy: bool, more: list[str]) -> None:
-    overrides = (critic, "ppo.epochs=1", "ppo.minibatches=1", *more)
+def test_the_gradient_is_that_of_one_process(
+    tmp_path: Path, strategy: str, critic: str, train_policy: bool, more: list[str]
+) -> None:
+    assert_same_gradient(tmp_path, strategy, critic, *more, train_policy=train_policy)
+
+
+def test_the_gradient_of_an_adapter_is_that_of_one_process(tmp_path: Path) -> None:
+    assert_same_gradient(tmp_path, STRATEGIES[0], CRITICS[0], "ppo.lora.rank=2", train_policy=True)
+
+
+def assert_same_gradient(tmp_path: Path, strategy: str, critic: str, *more: str, train_policy: bool) -> None:
+    overrides = (strategy, critic, "ppo.epochs=1", "ppo.minibatches=1", *more)
     given = experience(critic)
 
     def gradient(ranks: Ranks) -> tuple[dict[str, Tensor], UpdateStats]:
@@ -142,9 +160,10 @@ def test_the_gradient_is_that_of_one_process(tmp_path: Path, critic: str, train_
     assert any("policy" in name for name in alone) == train_policy
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("critic", CRITICS)
-def test_five_steps_lead_to_the_weights_of_one_process(tmp_path: Path, critic: str) -> None:
-    overrides = (critic, "ppo.epochs=5", "ppo.minibatches=1", "ppo.lr=1e-4", "ppo.critic.lr=1e-4")
+def test_five_steps_lead_to_the_weights_of_one_process(tmp_path: Path, strategy: str, critic: str) -> None:
+    overrides = (strategy, critic, "ppo.epochs=5", "ppo.minibatches=1", "ppo.lr=1e-4", "ppo.critic.lr=1e-4")
     given = experience(critic)
 
     def trained(ranks: Ranks) -> dict[str, Tensor]:
@@ -159,10 +178,11 @@ def test_five_steps_lead_to_the_weights_of_one_process(tmp_path: Path, critic: s
     assert distance(alone, before) > 3e-4
 
 
-def test_target_kl_ends_the_update_on_all_ranks_at_the_same_minibatch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_target_kl_ends_the_update_on_all_ranks_at_the_same_minibatch(tmp_path: Path, strategy: str) -> None:
     """The approximate KL decides that is the mean over both ranks' rows, not the one of either."""
     given = experience()
-    free = ("ppo.epochs=6", "ppo.minibatches=2", "ppo.lr=2e-3")
+    free = (strategy, "ppo.epochs=6", "ppo.minibatches=2", "ppo.lr=2e-3")
     _, unbounded = updated(ALONE, given, *free)
     bounded = (*free, f"ppo.target_kl={unbounded.means()['approx_kl']}")
 
@@ -175,7 +195,8 @@ def test_target_kl_ends_the_update_on_all_ranks_at_the_same_minibatch(tmp_path: 
     assert in_ranks(tmp_path, stopped) == [alone, alone]
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(tmp_path: Path, strategy: str) -> None:
     given = experience()
     rows = len(given.batch)
 
@@ -183,7 +204,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(tmp_pat
         advantages = given.advantages.clone()
         if ranks.rank == 1:
             advantages[:] = float("nan")
-        overrides = ("ppo.epochs=1", "ppo.minibatches=1")
+        overrides = (strategy, "ppo.epochs=1", "ppo.minibatches=1")
         before = weights(Learner(toy_actor_critic(toy_params()), toy_params().ppo))
         learner, _ = updated(ranks, given._replace(advantages=advantages), *overrides)
         return learner.bad_steps, same(weights(learner), before)
@@ -195,13 +216,16 @@ def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(tmp_pat
 # --- validation
 
 
-def test_each_rank_answers_its_share_of_the_validation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_rank_answers_its_share_of_the_validation(tmp_path: Path, strategy: str) -> None:
     """One word for each: one ends the response, another is the right number."""
     problems = [Problem(f"w{number}", "#### 15", "15", "#### 15", 1, "test") for number in range(3, 10)]
     words = {"15" if token == 15 else f"w{token}": token for token in range(VOCABULARY)}
     speaker = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w2")), eos_token="w36")
     speaker.chat_template = "{{ messages[-1]['content'] }}"
-    params = toy_params("evaluation.batch_size=4", "ppo.sampling.max_new_tokens=1", "verifier.method=flexible")
+    params = toy_params(
+        "evaluation.batch_size=4", "ppo.sampling.max_new_tokens=1", "verifier.method=flexible", strategy
+    )
 
     class Scorer:
         def __call__(self, problems: object, texts: list[str], batch: object) -> Tensor:
@@ -213,7 +237,7 @@ def test_each_rank_answers_its_share_of_the_validation(tmp_path: Path) -> None:
     def validation(ranks: Ranks) -> tuple[dict[str, float], list[int]]:
         asked.clear()
         validate = setup.validation(problems, speaker, Scorer(), params, ranks)  # type: ignore[arg-type]
-        return validate(toy_actor_critic(params)), list(asked)
+        return validate(toy_actor_critic(params, ranks)), list(asked)
 
     alone, everything = validation(ALONE)
     assert everything == [7]
@@ -236,6 +260,7 @@ class Killed(Exception):
         ("kl=adaptive",),
         ("critic=separate", "ppo.critic.warmup_iterations=2", "ppo.micro_batch_size=3"),
         ("ppo.lora.rank=2",),
+        ("kl=adaptive", STRATEGIES[1]),
     ],
 )
 def test_two_processes_killed_and_resumed_equal_two_never_killed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
@@ -275,3 +300,24 @@ def test_processes_must_share_a_minibatch_evenly() -> None:
     validate(compose(["scale=smoke", *sizes, "distributed.processes=3"]))
     with pytest.raises(UsageError, match=r"distributed.processes=2 must divide a minibatch's rows.* = 3"):
         validate(compose(["scale=smoke", *sizes, "distributed.processes=2"]))
+
+
+def test_sharded_models_have_no_adapter() -> None:
+    with pytest.raises(UsageError, match=r"distributed.strategy=fsdp trains all weights"):
+        toy_params("distributed.strategy=fsdp", "ppo.lora.rank=2")
+
+
+def test_the_debug_bundle_of_sharded_models_is_whole_and_read_for_one_process(tmp_path: Path) -> None:
+    params = toy_params("ppo.iterations=1", "distributed.processes=2", STRATEGIES[1])
+
+    def alarmed(ranks: Ranks) -> dict[str, Tensor]:
+        toy = Toy(params, ranks=ranks, scorer=lambda problems, texts, batch: torch.zeros(len(texts)))
+        toy.on_alarm = debug.Recorder(tmp_path / "debug", toy.learner, params, "sft")
+        before = weights(toy.learner)
+        train(toy.loop(), Progress())
+        return before
+
+    before = in_ranks(tmp_path, alarmed)[0]
+    bundle = debug.read(tmp_path / "debug" / "train_ppo-1-equal_scores")
+    assert same(bundle.weights, before)
+    assert bundle.params.distributed.processes == 1

@@ -9,13 +9,15 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
 from rlhf.distributed import ALONE, Ranks
-from rlhf.models.actor_critic import ActorCritic, Reference
+from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers
 from rlhf.models.batches import TokenBatch
 from rlhf.models.lora import add_adapter, has_adapter
+from rlhf.models.sharding import shard, whole
 from rlhf.params import Params
 from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
@@ -54,12 +56,24 @@ def toy_demonstrations() -> list[Demonstration]:
     return [Demonstration(prompt.tokens, [VOCABULARY - 1] * 3) for prompt in toy_prompts()]
 
 
-def toy_actor_critic(params: Params) -> ActorCritic:
+def toy_actor_critic(params: Params, ranks: Ranks = ALONE) -> ActorCritic:
     critic = tiny_model(spread=2.0).base_model if params.ppo.critic.kind == "separate" else None
     policy = tiny_model(spread=2.0)
     if params.ppo.lora.rank:
         add_adapter(policy, params.ppo.lora, params.seed)
-    return ActorCritic(policy, critic, torch.float32)
+    made = ActorCritic(policy, critic, torch.float32)
+    if params.ppo.gradient_checkpointing:
+        checkpoint_layers(made)
+    if params.distributed.strategy == "fsdp" and ranks.size > 1:
+        shard(made, torch.device("cpu"), ["policy_logprobs", "sampling"])
+    return made
+
+
+def toy_reference(policy: PreTrainedModel, params: Params, ranks: Ranks) -> Reference:
+    made = Reference(policy if has_adapter(policy) else tiny_model(spread=2.0), torch.float32)
+    if params.distributed.strategy == "fsdp" and ranks.size > 1:
+        shard(made, torch.device("cpu"), ["logprobs"])
+    return made
 
 
 def low_tokens(problems: Sequence[Problem], texts: Sequence[str], batch: TokenBatch) -> Tensor:
@@ -70,7 +84,7 @@ def low_tokens(problems: Sequence[Problem], texts: Sequence[str], batch: TokenBa
 
 def weight_score(actor_critic: ActorCritic) -> float:
     """A validation that any change of the policy moves."""
-    return 0.5 + 0.1 * float(torch.sin(sum(p.detach().double().sum() for p in actor_critic.policy.parameters())))
+    return 0.5 + 0.1 * float(torch.sin(sum(whole(p.detach()).double().sum() for p in actor_critic.policy.parameters())))
 
 
 @dataclass
@@ -87,14 +101,14 @@ class Toy:
     learner: Learner = field(init=False)
 
     def __post_init__(self) -> None:
-        self.learner = Learner(toy_actor_critic(self.params), self.params.ppo, self.ranks)
+        self.learner = Learner(toy_actor_critic(self.params, self.ranks), self.params.ppo, self.ranks)
 
     def loop(self) -> Loop:
         policy = self.learner.actor_critic.policy
         return Loop(
             params=self.params,
             learner=self.learner,
-            reference=Reference(policy if has_adapter(policy) else tiny_model(spread=2.0), torch.float32),
+            reference=toy_reference(policy, self.params, self.ranks),
             scorer=self.scorer,
             tokenizer=tokenizer(),
             prompts=toy_prompts(),
@@ -107,7 +121,7 @@ class Toy:
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.actor_critic.trained_parameters()}
+    return {name: whole(p.detach()).clone() for name, p in learner.actor_critic.trained_parameters()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
