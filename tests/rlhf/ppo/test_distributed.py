@@ -128,7 +128,6 @@ def test_the_first_iteration_says_the_same_and_advantages_are_whitened_over_all_
     [
         (True, ["ppo.micro_batch_size=3", "ppo.gradient_checkpointing=true"]),
         (True, ["ppo.ptx_coef=0.5", "ppo.kl.place=loss", "ppo.kl.estimator=ratio_k3", "ppo.entropy_coef=0.01"]),
-        (True, ["ppo.lora.rank=2"]),
         (False, []),
     ],
 )
