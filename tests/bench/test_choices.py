@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import choices
-from bench.choices import CHANGES, Result, code_key, main, overrides, result_file, table, with_table
+from bench import choices, workspaces
+from bench.choices import CHANGES, Result, main, overrides, result_file, table, with_table
 from rlhf import config
 from rlhf.errors import UsageError, UserError
 from rlhf.stage import override_place
@@ -37,38 +37,25 @@ def test_a_result_is_looked_for_where_the_stage_writes_it(workspace: Path) -> No
     assert place.parent == workspace / "runs" / "train_ppo"
 
 
-def test_other_code_has_another_key(tmp_path: Path) -> None:
-    for name in ("rlhf", "stages", "conf"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "requirements.lock").write_text("torch==2\n")
-    (tmp_path / "rlhf" / "one.py").write_text("x = 1\n")
-    first = code_key(tmp_path)
-    (tmp_path / "rlhf" / "notes.txt").write_text("no code")
-    assert code_key(tmp_path) == first
-    (tmp_path / "rlhf" / "one.py").write_text("x = 2\n")
-    assert code_key(tmp_path) != first
-
-
 def test_a_run_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage is stood in for by what it writes."""
     made: list[str] = []
 
     def run(workspace: Path, stage: str, arguments: list[str]) -> None:
         made.append(stage)
-        if stage == "train_ppo":
-            place = override_place(workspace, stage, config.load(arguments, workspace / config.PARAMS_FILE))
+        if stage == "stages.train_ppo":
+            place = override_place(workspace, "train_ppo", config.load(arguments, workspace / config.PARAMS_FILE))
             (place / "metrics").mkdir(parents=True)
             numbers = '{"validation_accuracy": 0.75, "kl_sequence": 2.5}'
             (place / "metrics" / "ppo.json").write_text(f'{{"initial": {numbers}, "final": {numbers}}}')
-        else:
-            (workspace / "models" / "sft").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(choices, "run", run)
-    monkeypatch.setattr(choices, "RESULTS", tmp_path / "results" / "choices.csv")
+    monkeypatch.setattr(workspaces, "run", run)
+    monkeypatch.setattr(choices, "TABLE", tmp_path / "results" / "choices.csv")
     choices.measure(tmp_path, ["gamma"])
-    assert made == [*choices.PREPARATION, "train_ppo"] * 3
+    assert made == [*(f"stages.{stage}" for stage in choices.PREPARATION), "stages.train_ppo"] * 3
     choices.measure(tmp_path, ["gamma", "lambda"])
-    assert made[12:] == ["train_ppo"] * 3
+    assert made[12:] == ["stages.train_ppo"] * 3
     linked = tmp_path / "seed-2" / "rlhf" / "stage.py"
     assert linked.resolve() == tmp_path / "code" / "rlhf" / "stage.py"
     lines = (tmp_path / "results" / "choices.csv").read_text().splitlines()

@@ -1,0 +1,101 @@
+"""Workspaces of measurements: each made once from the code as it is then, so that an edit meanwhile changes no run.
+
+They lie below .cache/NAME, under a key of the code. What is done stays done: a measurement goes on where it was
+stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+
+from rlhf import anchors, config, locks
+from rlhf.errors import UserError
+from rlhf.stage import override_place
+from tasks.processes import supervised
+
+CODE = ("rlhf", "stages", "conf", "requirements.lock")
+RESULTS = anchors.CHECKOUT / "bench" / "results"
+
+
+@contextmanager
+def measuring(name: str) -> Iterator[Path]:
+    """The directory of the measurement `name` for the code as it is; nobody else measures there meanwhile."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    root = anchors.CHECKOUT / ".cache" / name / code_key(anchors.CHECKOUT)
+    with locks.exclusive(root / "lock", "measures here: wait for it or stop it"):
+        yield root
+
+
+def code_key(checkout: Path) -> str:
+    """A key of all that decides a result beside params: results of other code are never taken for this code's."""
+    digest = sha256()
+    for name in CODE:
+        place = checkout / name
+        for file in sorted([place] if place.is_file() else [*place.rglob("*.py"), *place.rglob("*.yaml")]):
+            digest.update(f"{file.relative_to(checkout)}\0".encode() + sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def prepare(root: Path, name: str, words: Sequence[str], stages: Sequence[str]) -> Path:
+    """The workspace `name` with the params that `words` compose, in which `stages` have run; the code is linked."""
+    code, workspace = _copy_code(root), root / name
+    workspace.mkdir(parents=True, exist_ok=True)
+    for part in CODE:
+        if not (workspace / part).is_symlink():
+            (workspace / part).symlink_to(code / part)
+    config.write(config.compose(words), workspace / config.PARAMS_FILE)
+    for stage in stages:
+        done = workspace / f"{stage}.done"
+        if not done.is_file():
+            run(workspace, f"stages.{stage}", [])
+            done.touch()
+    return workspace
+
+
+def run(workspace: Path, module: str, arguments: Sequence[str]) -> None:
+    """Runs a module in the workspace, its output in a file; raises UserError that names the file where it fails."""
+    log = workspace / f"{module.rpartition('.')[2]}.log"
+    places = {"MLFLOW_TRACKING_URI": f"sqlite:///{workspace / 'mlflow.db'}", "RLHF_STATE_DIR": str(workspace / "state")}
+    command = ["python", "-m", module, *arguments]
+    with log.open("w") as output, supervised(command, directory=workspace, environ=places, output=output) as process:
+        code = process.wait()
+    if code:
+        raise UserError(f"{' '.join(command[1:])} failed with {code}: see {log}")
+
+
+def output(workspace: Path, stage: str, overrides: Sequence[str], name: str) -> Path:
+    """Where the stage, run with overrides, puts its output `name`."""
+    params = config.load(overrides, workspace / config.PARAMS_FILE)
+    return override_place(workspace, stage, params) / name
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.new")
+    written.write_text(text)
+    written.replace(path)
+
+
+def _copy_code(root: Path) -> Path:
+    """The code as it is now, or as it was when `root` was made: the directory appears whole."""
+    code, written = root / "code", root / ".code.new"
+    if not code.is_dir():
+        shutil.rmtree(written, ignore_errors=True)
+        written.mkdir(parents=True)
+        for name in CODE:
+            source = anchors.CHECKOUT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, written / name)
+        written.replace(code)
+    return code
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
