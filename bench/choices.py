@@ -3,8 +3,8 @@
     python -m bench.choices [change ...]        all of them without a name; see CHANGES
 
 Each seed has a workspace (bench/workspaces.py), where data and SFT model are made once and every run is
-`python -m stages.train_ppo key=value ...`; one that is done is not made again. It writes bench/results/choices.csv after
-every run, and the table in docs/ppo.md once all rows are there.
+`python -m stages.train_ppo key=value ...`; one that is done is not made again. It writes bench/results/choices.csv
+after every run, and the table in docs/ppo.md once all rows are there.
 """
 
 from __future__ import annotations
