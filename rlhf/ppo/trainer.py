@@ -221,7 +221,7 @@ def _check(loop: Loop, case: Case, number: int, seen: UpdateStats) -> None:
     """Notes how far the update has come; the first minibatch, whose weights are the rollout's, is checked."""
     case.row["steps"] = float(number)
     if number == 0:
-        case.row["first_log_ratio"] = seen.first_log_ratio
+        case.row.update(metrics.of_first_minibatch(seen))
         _heed(loop, guards.of_update(case.row, loop.learner.actor_critic.dtype), case)
 
 
