@@ -248,4 +248,4 @@ def test_the_sampled_loop_finds_the_optimum_over_sequences() -> None:
     optimum, policy = softmax_optimum(ref, scores), probabilities(learner.actor_critic, every)
     assert distance(ref, optimum) > 0.3
     assert distance(policy, optimum) < CLOSE
-    assert float((policy * scores).sum()) >= 0.98 * float((optimum * scores).sum())
+    assert float((policy * scores).sum()) >= 0.99 * float((optimum * scores).sum())
