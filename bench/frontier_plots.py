@@ -111,6 +111,7 @@ def over_optimisation(lines: Sequence[Curve]) -> Figure:
     top.set_title("What PPO is paid for goes on rising …", loc="left")
     bottom.set_title("… while what is wanted falls", loc="left")
     bottom.set_xlabel("PPO updates")
+    bottom.xaxis.get_major_locator().set_params(integer=True)
     bottom.set_ylim(0, 100)
     figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
@@ -126,13 +127,15 @@ def frontier(lines: Sequence[Curve]) -> Figure:
             [math.sqrt(max(point.kl, 0.0)) for point in curve.points],
             [100 * point.accuracy for point in curve.points],
             color=colour(curve, lines),
-            linewidth=2,
+            linewidth=2 if best else 0.8,
             linestyle="--" if best else "-",
             marker="s" if best else "o",
-            markersize=4,
+            markersize=5,
+            label=f"{pairs(curve)}, " + ("best of n" if best else f"PPO, β = {curve.coef:g}"),
         )
     axes.set_xlabel("√KL from the SFT policy (KL in nats an answer)")
     axes.set_ylabel("right answers, %")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     plain(axes)
     return figure
 
