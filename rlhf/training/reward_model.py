@@ -84,12 +84,12 @@ def score_pairs(
 
 
 @torch.no_grad()
-def pair_accuracy(
+def score_all(
     model: PreTrainedModel, pairs: Sequence[TokenPair], micro_batch_size: int, pad_id: int, dtype: torch.dtype
-) -> float:
-    """Share of pairs whose chosen response scores strictly higher."""
-    right = 0
+) -> list[tuple[float, float]]:
+    """Raw scores of each pair's chosen and rejected response, without a gradient."""
+    scores: list[tuple[float, float]] = []
     for start in range(0, len(pairs), micro_batch_size):
         chosen, rejected = score_pairs(model, pairs[start : start + micro_batch_size], pad_id, dtype)
-        right += int((chosen > rejected).sum())
-    return right / len(pairs)
+        scores += zip(chosen.tolist(), rejected.tolist(), strict=True)
+    return scores
