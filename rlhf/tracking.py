@@ -32,7 +32,7 @@ SECTIONS = {
     "fetch_sft": ("seed", "sft.source", "sft.tiny"),
     "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
     "collect_preferences": ("ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
-    "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
+    "train_reward": ("evaluation.confidence", "ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
     "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
     "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
     "register": ("ppo.sampling.max_new_tokens", "registry"),

@@ -17,8 +17,8 @@ from rlhf.params.section import (
     NOTHING,
     REWARD_MODEL_PATH,
     Count,
+    Fit,
     Name,
-    NonNegative,
     Positive,
     Section,
     Seed,
@@ -172,7 +172,7 @@ class Tiny(Section):
         return self
 
 
-class Finetune(Section):
+class Finetune(Fit):
     """The supervised warm start on the demonstrations."""
 
     steps: Size
@@ -181,14 +181,6 @@ class Finetune(Section):
     """Rows a step."""
     micro_batch_size: Count
     """Rows a forward pass: memory only, never the result beyond rounding."""
-    lr: Positive
-    """Peak learning rate; falls linearly to a tenth."""
-    warmup_steps: Size
-    """Steps of linear warm-up."""
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: Positive
-    """Gradient norm above which gradients are scaled down."""
 
 
 class Sft(Section):
@@ -226,21 +218,13 @@ class Preferences(Section):
     """Rows sampled at once."""
 
 
-class RewardModel(Section):
+class RewardModel(Fit):
     epochs: Count
     """Passes over the pairs."""
     batch_size: Count
     """Questions a step; each brings its pairs."""
     micro_batch_size: Count
     """Pairs a forward pass."""
-    lr: Positive
-    """Peak learning rate; falls linearly to a tenth."""
-    warmup_steps: Size
-    """Steps of linear warm-up."""
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: Positive
-    """Gradient norm above which gradients are scaled down."""
     normalisation_samples: Annotated[int, Field(ge=2, le=MOST)]
     """SFT samples over which the score's mean and deviation are taken, at PPO's sampling settings."""
 

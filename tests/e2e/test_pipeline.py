@@ -43,7 +43,7 @@ OUTS = {
     "fetch_sft": {"models/fetched"},
     "finetune_sft": {"models/sft"},
     "collect_preferences": {"data/preferences"},
-    "train_reward": {"models/reward", "metrics/reward_model.json"},
+    "train_reward": {"models/reward", "metrics/reward_model.json", "plots/reward_calibration.csv"},
     "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv"},
     "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv", "reports/evaluation/index.html"},
     "register": set(),

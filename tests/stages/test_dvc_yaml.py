@@ -41,6 +41,7 @@ DIRECT = {
     "distributed": "train_ppo",
     "evaluation": "evaluate",
     "evaluation.batch_size": "train_ppo evaluate",
+    "evaluation.confidence": "train_reward evaluate",
     "registry": "register",
 }
 """Which stages a changed key reruns by itself; the longest prefix counts. What depends on their outputs follows."""
