@@ -41,6 +41,7 @@ WRITERS = {
     "models/policy": "train_ppo",
     "metrics/ppo.json": "train_ppo",
     "plots/ppo.csv": "train_ppo",
+    "plots/panel.csv": "train_ppo",
     "metrics/evaluation.json": "evaluate",
 }
 

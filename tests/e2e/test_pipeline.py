@@ -44,8 +44,13 @@ OUTS = {
     "finetune_sft": {"models/sft"},
     "collect_preferences": {"data/preferences"},
     "train_reward": {"models/reward", "metrics/reward_model.json", "plots/reward_calibration.csv"},
-    "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv"},
-    "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv", "reports/evaluation/index.html"},
+    "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv", "plots/panel.csv"},
+    "evaluate": {
+        "metrics/evaluation.json",
+        "plots/accuracy.csv",
+        "plots/length_buckets.csv",
+        "reports/evaluation/index.html",
+    },
     "register": set(),
 }
 STAGES = list(OUTS)
@@ -343,14 +348,14 @@ def test_dvc_restores_the_report_with_the_metrics(pipeline: Pipeline) -> None:
 
 
 def test_the_same_run_by_hand_gives_the_same_bytes(pipeline: Pipeline, tmp_path: Path) -> None:
-    outs = ("models", "metrics/ppo.json", "plots/ppo.csv")
+    outs = ("models", "metrics/ppo.json", "plots/ppo.csv", "plots/panel.csv")
     before = {out: dvc_md5(pipeline.place / out) for out in outs}
     output = pipeline.train_ppo("seed=0", state=tmp_path)
     assert "resumed" not in output
     assert "with overrides the outputs go to runs/train_ppo/" in output
     again = pipeline.take_results()
     policy = workspaces.contents(pipeline.place / "models/policy")
-    assert again.keys() == {f"models/policy/{name}" for name in policy} | {"metrics/ppo.json", "plots/ppo.csv"}
+    assert again.keys() == {f"models/policy/{name}" for name in policy} | set(outs[1:])
     for path, content in again.items():
         assert content == (pipeline.place / path).read_bytes(), path
     assert {out: dvc_md5(pipeline.place / out) for out in outs} == before

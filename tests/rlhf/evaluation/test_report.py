@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def graded(question: str, correct: bool, response: str = "#### 1") -> Graded:
-    return Graded(question, "1", response, correct, correct, correct, True, True, [5] * 7, False)
+    return Graded(question, "1", response, correct, correct, correct, True, True, [3], [5] * 7, False)
 
 
 # Of ten problems: three gained, two lost, one wrong both times, four right both times.
