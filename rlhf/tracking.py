@@ -35,7 +35,7 @@ SECTIONS = {
     "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
     "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
     "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
-    "register": ("ppo.sampling.max_new_tokens", "registry"),
+    "register": ("data.hub", "data.source", "gate", "ppo.sampling.max_new_tokens", "registry"),
 }
 """The params that a stage depends on in `dvc.yaml`: its run shows them."""
 

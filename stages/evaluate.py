@@ -15,6 +15,7 @@ from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.errors import UserError
 from rlhf.evaluation import report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
+from rlhf.evaluation.right_answers import right_answers_csv
 from rlhf.evaluation.statistics import accuracies_csv, compare, flat
 from rlhf.models import checkpoints
 from rlhf.stage import Stage, run_stage, write_json
@@ -40,6 +41,7 @@ def main(stage: Stage) -> None:
 
     write_json(stage.output("metrics/evaluation.json"), metrics)
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
+    stage.output("reports/evaluation/gate.csv").write_text(right_answers_csv(policy["gate"]))
     page = stage.output("reports/evaluation/index.html")
     html = report.render(
         metrics=metrics,

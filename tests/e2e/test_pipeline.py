@@ -45,7 +45,12 @@ OUTS = {
     "collect_preferences": {"data/preferences"},
     "train_reward": {"models/reward", "metrics/reward_model.json"},
     "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv"},
-    "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv", "reports/evaluation/index.html"},
+    "evaluate": {
+        "metrics/evaluation.json",
+        "plots/accuracy.csv",
+        "reports/evaluation/gate.csv",
+        "reports/evaluation/index.html",
+    },
     "register": set(),
 }
 STAGES = list(OUTS)
@@ -327,7 +332,7 @@ def test_a_second_repro_runs_register_alone_and_changes_nothing(pipeline: Pipeli
     lock, before = (pipeline.place / "dvc.lock").read_bytes(), pipeline.server_state()
     output = pipeline.succeed("dvc", "repro")
     assert stages_run(output) == ["register"]
-    assert "gsm8k-policy version 1 (already registered)" in output
+    assert "gsm8k-policy version 1, policy " in output and ", registered already: " in output
     assert [stage for stage in STAGES if f"Stage '{stage}' didn't change, skipping" in output] == STAGES[:-1]
     assert pipeline.server_state() == before
     assert (pipeline.place / "dvc.lock").read_bytes() == lock

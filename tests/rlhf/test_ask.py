@@ -50,7 +50,7 @@ def test_an_empty_question_is_a_usage_error(question, capsys):
 
 def test_without_a_candidate_it_says_what_to_do(capsys):
     assert ask.main([QUESTION]) == 1
-    assert "has no candidate of never-registered: run the pipeline first: make run" in complaint(capsys)
+    assert "has no champion and no candidate of never-registered: run the pipeline first: make run" in complaint(capsys)
 
 
 def test_a_question_that_is_too_long_is_refused(capsys):
