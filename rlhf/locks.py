@@ -13,6 +13,7 @@ from pathlib import Path
 from rlhf.errors import UserError
 
 POLL_SECONDS = 0.2
+DRIVER = "postgresql+psycopg2"
 
 
 @contextmanager
@@ -55,12 +56,15 @@ def advisory(uri: str, name: str) -> Iterator[None]:
 
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
     try:
-        place = make_url(uri).render_as_string(hide_password=True)
+        url = make_url(uri)
     except ArgumentError:
         raise UserError("the PostgreSQL URI of the lock cannot be read: write postgresql://user@host/base") from None
 
+    if url.drivername == "postgresql":  # which driver that means differs from one SQLAlchemy to the next
+        url = url.set(drivername=DRIVER)
+
     def connect() -> Connection:
-        connection = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+        connection = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
         while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
             time.sleep(POLL_SECONDS)  # waiting inside the driver would be deaf to Ctrl-C
         return connection
@@ -69,6 +73,7 @@ def advisory(uri: str, name: str) -> Iterator[None]:
         connection = connect()
     except (SQLAlchemyError, ImportError) as error:
         fault = " ".join(str(getattr(error, "orig", None) or error).split())
+        place = url.render_as_string(hide_password=True)
         raise UserError(f"{place}: no lock to be had ({fault}): start PostgreSQL, or correct the URI") from None
     with connection:
         yield

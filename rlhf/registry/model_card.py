@@ -12,7 +12,7 @@ from typing import Any
 from rlhf.models.checkpoints import Manifest
 from rlhf.params import Data
 
-LONGEST = 5000
+LONGEST, CUT = 5000, " ...\n"
 SIGNIFICANT = 0.05
 SCORES = {
     "verifier": "a verifier that compares the final number with the right one",
@@ -50,7 +50,7 @@ def render(
         _limits(manifest, evaluation["test"], data, max_new_tokens),
     ]
     card = "\n\n".join(sections) + "\n"
-    return card if len(card) <= LONGEST else card[: LONGEST - 4].rstrip() + " ...\n"
+    return card if len(card) <= LONGEST else card[: LONGEST - len(CUT)] + CUT
 
 
 def _origins(manifest: Manifest, data: Data, lineage: Mapping[str, object]) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from rlhf import ask, config
 from rlhf.config import compose
+from rlhf.registry import answer
+from rlhf.registry.answer import Answer
 from tests.policies import save_policy
 
 QUESTION = "Tom has 3 apples and eats 2. How many are left?"
@@ -46,6 +48,13 @@ def test_a_directory_answers(capsys):
 def test_an_empty_question_is_a_usage_error(question, capsys):
     assert ask.main([question]) == 2
     assert 'make ask Q="..."' in complaint(capsys)
+
+
+def test_who_answers_is_told_beside_the_answer(capsys, monkeypatch):
+    said = Answer("#### 1", "never-registered version 3 (champion)")
+    monkeypatch.setattr(answer, "ask_registered", lambda *_: said)
+    assert ask.main([QUESTION]) == 0
+    assert capsys.readouterr() == ("#### 1\n", "never-registered version 3 (champion) answers:\n")
 
 
 def test_without_a_candidate_it_says_what_to_do(capsys):

@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.registry import champion
-from tests import registered
+from tests import postgres, registered
 from tests.registered import add_version, candidate, decide
 
 
@@ -223,8 +223,25 @@ class Knocker:
         self.process.wait()
 
 
+@pytest.fixture
+def locked_by_postgresql(monkeypatch):
+    with postgres.running() as uri:
+        monkeypatch.setenv("RLHF_REGISTRY_LOCK", uri)
+        yield
+
+
 @pytest.mark.parametrize("counts", [(60, 80), (80, 60)], ids=["better one second", "better one first"])
 def test_of_two_that_knock_at_once_the_better_one_ends_as_champion(store, name, counts):
+    race(store, name, counts)
+
+
+@pytest.mark.usefixtures("locked_by_postgresql")
+def test_two_that_knock_from_different_hosts_are_kept_apart_by_postgresql(store, name):
+    race(store, name, (60, 80))
+
+
+def race(store, name, counts):
+    """Two processes, the second of which knocks while the first has read who is champion and not decided yet."""
     knockers = [Knocker(name, counts[0])]
     try:
         assert knockers[0].line() == "knocking"

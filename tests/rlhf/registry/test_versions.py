@@ -228,6 +228,39 @@ def test_the_candidate_is_asked_by_name(policy, name):
         ask_registered(name, "word " * 5000)
 
 
+def test_the_champion_answers_before_the_candidate(store, policy, other_policy, name):
+    register(policy, name)
+    register(other_policy, name)
+    assert ask_registered(name, QUESTIONS[0]).version == f"{name} version 2 (candidate)"
+    store.set_registered_model_alias(name, "champion", "1")
+    answer = ask_registered(name, QUESTIONS[0])
+    assert answer.version == f"{name} version 1 (champion)"
+    assert answer.text == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
+
+
+def test_bytes_that_change_on_the_way_are_not_registered(store, policy, name, monkeypatch):
+    """Of the same size, so that only their hash tells; what arrived damaged is registered anew the next time."""
+    create = versions._create_version
+
+    def damaged(*arguments):
+        version = create(*arguments)
+        files = Path(store.get_model_version_download_uri(name, version.version).removeprefix("file://"))
+        with (files / "artifacts/policy/model.safetensors").open("r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)[0]
+            file.seek(-1, 2)
+            file.write(bytes([last ^ 1]))
+        return version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "_create_version", damaged)
+        with pytest.raises(UserError, match=f"^{name} version 1: its files changed on the way: register it again$"):
+            register(policy, name)
+    assert store.get_registered_model(name).aliases == {}
+    assert register(policy, name).number == "2"
+    assert store.get_registered_model(name).aliases == {"candidate": 2}
+
+
 def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, tmp_path):
     linked = tmp_path / "policy"
     linked.mkdir()
