@@ -142,7 +142,7 @@ def _judge(
 
 
 def _crown(registry: MlflowClient, new: ModelVersion, old: ModelVersion | None, why: str) -> None:
-    """Sets the aliases. Whoever is killed between them does it again: the gate's mark and `promote` come last."""
+    """Sets the aliases; `previous` first, because setting both again after a kill comes to the same."""
     _record(registry, new, old, why)
     if old and not _is_same_policy(old, new):
         registry.set_registered_model_alias(new.name, PREVIOUS, old.version)

@@ -285,7 +285,13 @@ def test_what_follows_a_stage_is_told_by_the_graph():
 
 @pytest.mark.parametrize(
     "path",
-    ["rlhf/ppo/losses.py", "rlhf/models/checkpoints.py", "requirements.lock", "stages/evaluate.py", "rlhf/registry/gate.py"],
+    [
+        "rlhf/ppo/losses.py",
+        "rlhf/models/checkpoints.py",
+        "requirements.lock",
+        "stages/evaluate.py",
+        "rlhf/registry/gate.py",
+    ],
 )
 def test_changed_code_reruns_the_stages_that_import_it(pipeline, path):
     users = {stage for stage, block in STAGES.items() if path in block["deps"]}

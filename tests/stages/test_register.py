@@ -119,8 +119,18 @@ def test_a_policy_that_is_no_better_than_the_champion_is_refused_and_stays_candi
 @pytest.mark.parametrize(
     ("path", "old", "new", "reason"),
     [
-        ("metrics/evaluation.json", '"gained": 5, "lost": 0', '"gained": 0, "lost": 1', "gain on gate -25.0 points, below 0"),
-        ("metrics/evaluation.json", '"policy": 0.0}, "cut_off"', '"policy": 1.0}, "cut_off"', "100.0 % of its answers w"),
+        (
+            "metrics/evaluation.json",
+            '"gained": 5, "lost": 0',
+            '"gained": 0, "lost": 1',
+            "gain on gate -25.0 points, below 0",
+        ),
+        (
+            "metrics/evaluation.json",
+            '"policy": 0.0}, "cut_off"',
+            '"policy": 1.0}, "cut_off"',
+            "100.0 % of its answers w",
+        ),
         ("params.yaml", "max_kl: 20.0", "max_kl: 1.0", "KL 1.2 nats a sequence, above 1"),
         ("params.yaml", "alpha: 0.05", "alpha: 0.01", "gain on gate +62.5 points, not significant: p 0.031"),
     ],

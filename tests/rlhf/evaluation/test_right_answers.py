@@ -40,7 +40,8 @@ def test_a_problem_is_its_question_with_its_right_answer():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "problem,strict,flexible\n", "problem,flexible\na,1\n", "problem,strict\na,yes\n", "problem,strict\n,1\n"]
+    "text",
+    ["", "problem,strict,flexible\n", "problem,flexible\na,1\n", "problem,strict\na,yes\n", "problem,strict\n,1\n"],
 )
 def test_another_file_is_refused(text):
     with pytest.raises(ValueError, match="no rows of problem,strict,flexible"):

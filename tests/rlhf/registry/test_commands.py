@@ -48,7 +48,10 @@ def test_a_version_is_promoted_rolled_back_and_listed(name, capsys):
 
 def test_another_model_is_named_by_hand(name, capsys):
     assert main(["--name", "never-registered", "list"]) == 1
-    assert capsys.readouterr().err == "registry: no model never-registered is registered: run the pipeline first: make run\n"
+    assert (
+        capsys.readouterr().err
+        == "registry: no model never-registered is registered: run the pipeline first: make run\n"
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["promote"], ["rollback"], ["promote", "2"], ["demote", "2"]])

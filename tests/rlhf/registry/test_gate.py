@@ -71,7 +71,9 @@ def test_all_reasons_are_given():
 def test_a_champion_that_is_beaten_significantly_is_named_among_the_merits():
     verdict = judge(candidate(65), Champion("2", right(60)), GATE)
     assert verdict.passed
-    assert verdict.merits == "gain on gate +45.0 points, p 2.8e-14; better than champion version 2: +5.0 points, p 0.031"
+    assert (
+        verdict.merits == "gain on gate +45.0 points, p 2.8e-14; better than champion version 2: +5.0 points, p 0.031"
+    )
 
 
 @pytest.mark.parametrize(
