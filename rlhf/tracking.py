@@ -44,7 +44,7 @@ SECTIONS = {
         "runtime",
         "verifier",
     ),
-    "register": ("ppo.sampling.max_new_tokens", "registry"),
+    "register": ("data.hub", "data.source", "gate", "ppo.sampling.max_new_tokens", "registry"),
 }
 """The params that a stage depends on in `dvc.yaml`: its run shows them."""
 

@@ -18,6 +18,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation import divergence, report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
 from rlhf.evaluation.length_buckets import buckets_csv, length_buckets
+from rlhf.evaluation.right_answers import right_answers_csv
 from rlhf.evaluation.statistics import accuracies_csv, compare, flat
 from rlhf.models import checkpoints
 from rlhf.models.actor_critic import sampling_copy
@@ -54,6 +55,7 @@ def main(stage: Stage) -> None:
     write_json(stage.output("metrics/evaluation.json"), metrics)
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
     stage.output("plots/length_buckets.csv").write_text(buckets_csv(buckets))
+    stage.output("reports/evaluation/gate.csv").write_text(right_answers_csv(policy["gate"]))
     page = stage.output("reports/evaluation/index.html")
     html = report.render(
         metrics=metrics,

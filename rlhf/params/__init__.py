@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
+from rlhf.params.registry import Gate, Registry
 from rlhf.params.section import (
     MOST,
     NOTHING,
@@ -34,6 +35,7 @@ __all__ = [
     "Distributed",
     "Evaluation",
     "Finetune",
+    "Gate",
     "Generator",
     "Hub",
     "Kl",
@@ -238,11 +240,6 @@ class Evaluation(Section):
     """Level of every interval."""
 
 
-class Registry(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Registered model's name."""
-
-
 class Params(Section):
     """All of `params.yaml`."""
 
@@ -259,6 +256,7 @@ class Params(Section):
     ppo: Ppo
     evaluation: Evaluation
     registry: Registry
+    gate: Gate
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:

@@ -49,6 +49,7 @@ OUTS = {
         "metrics/evaluation.json",
         "plots/accuracy.csv",
         "plots/length_buckets.csv",
+        "reports/evaluation/gate.csv",
         "reports/evaluation/index.html",
     },
     "register": set(),
@@ -332,7 +333,7 @@ def test_a_second_repro_runs_register_alone_and_changes_nothing(pipeline: Pipeli
     lock, before = (pipeline.place / "dvc.lock").read_bytes(), pipeline.server_state()
     output = pipeline.succeed("dvc", "repro")
     assert stages_run(output) == ["register"]
-    assert "gsm8k-policy version 1 (already registered)" in output
+    assert "gsm8k-policy version 1, policy " in output and ", registered already: " in output
     assert [stage for stage in STAGES if f"Stage '{stage}' didn't change, skipping" in output] == STAGES[:-1]
     assert pipeline.server_state() == before
     assert (pipeline.place / "dvc.lock").read_bytes() == lock

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rlhf.data.gsm8k import Problem, write_prepared
 from rlhf.data.prompts import encode_response
 from rlhf.errors import UserError
 from rlhf.evaluation import accuracy
+from rlhf.evaluation.right_answers import problem_id, read_right_answers
 from rlhf.generation.engine import Sample
 from rlhf.models.checkpoints import Manifest, checkpoint_hash, save_checkpoint
 from rlhf.models.tiny import make_tiny
@@ -116,6 +118,8 @@ def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixt
         ("test", "sft", "0.25"),
         ("test", "policy", "1.0"),
     ]
+    answers = (stage.workspace / "reports/evaluation/gate.csv").read_text()
+    assert read_right_answers(answers, "strict") == {problem_id(f"gate {i}?", str(i)): True for i in range(2)}
     page = (stage.workspace / "reports/evaluation/index.html").read_text(encoding="utf-8")
     sentence = "SFT 25.0 % → policy 100.0 % on 4 test problems, gain 75.0 points"
     assert sentence in page
@@ -130,9 +134,7 @@ def page_of(stage: Stage) -> str:
     stage.publish()
     page = stage.place / "reports/evaluation/index.html"
     text = page.read_text(encoding="utf-8")
-    page.unlink()
-    page.parent.rmdir()
-    page.parent.parent.rmdir()
+    shutil.rmtree(stage.place / "reports")
     return text
 
 
