@@ -36,7 +36,7 @@ def main(stage: Stage) -> None:
     problems = {split: _problems(stage, split) for split in SPLITS}
     directories = {name: stage.input(f"models/{name}") for name in MODELS}
     ppo = stage.read_json("metrics/ppo.json", lambda ppo: {"best_iteration": int(ppo["best_iteration"])})
-    curve, panel = (report.read_rows(stage.input(path)) for path in ("plots/ppo.csv", "plots/panel.csv"))
+    curve, panel = (report.read_rows(stage.input(f"plots/{name}.csv")) for name in ("ppo", "panel"))
     if not curve:
         raise UserError("plots/ppo.csv: no rows: run dvc repro train_ppo")
     tokenizer = checkpoints.load_tokenizer(directories["policy"])

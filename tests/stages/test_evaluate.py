@@ -24,6 +24,7 @@ from rlhf.stage import Stage
 from stages import evaluate
 
 COUNTS = {"gate": 2, "test": 4}
+PANEL_CSV = "iteration,question,gold,response,correct\n0,panel question?,7,#### 8,False\n"
 PPO_CSV = "iteration,score,validation_accuracy\n0,,0.25\n1,0.4,0.5\n"
 
 
@@ -66,7 +67,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for split, count in COUNTS.items():
         problems = [Problem(f"{split} {i}?", f"#### {i}", str(i), f"#### {i}", 0, "test") for i in range(count)]
         write_prepared(tmp_path / f"data/prepared/{split}.parquet", problems)
-    for name, text in {"metrics/ppo.json": '{"best_iteration": 1}', "plots/ppo.csv": PPO_CSV}.items():
+    written = {
+        "metrics/ppo.json": '{"best_iteration": 1}',
+        "plots/ppo.csv": PPO_CSV,
+        "plots/panel.csv": PANEL_CSV,
+    }
+    for name, text in written.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with ExitStack() as held:
