@@ -43,7 +43,7 @@ WRITERS = {
     "plots/ppo.csv": "train_ppo",
     "plots/panel.csv": "train_ppo",
     "metrics/evaluation.json": "evaluate",
-    "reports/evaluation": "evaluate",
+    "reports/evaluation/gate.csv": "evaluate",
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import mlflow
 from mlflow import MlflowClient
 
 from rlhf import anchors
@@ -23,6 +24,7 @@ SFT_RIGHT = 20
 
 
 def store() -> MlflowClient:
+    mlflow.set_tracking_uri(anchors.tracking_uri())  # for logged models' files, which take no client
     return MlflowClient(anchors.tracking_uri())
 
 

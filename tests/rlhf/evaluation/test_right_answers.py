@@ -21,6 +21,7 @@ def graded(question: str, strict: bool, flexible: bool) -> Graded:
         flexible=flexible,
         parsed=True,
         finished=True,
+        prompt=[],
         tokens=[],
         too_long=False,
     )

@@ -268,7 +268,7 @@ def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, t
         (linked / file.name).symlink_to(file)
     assert register(linked, name).number == "1"
     assert ask_registered(name, QUESTIONS[0])
-    assert [path.name for path in anchors.registry_lock().parent.iterdir()] == ["registry-register.lock"]
+    assert "registry-register.lock" in [path.name for path in anchors.registry_lock().parent.iterdir()]
 
 
 def test_a_policy_with_its_adapter_in_a_folder_is_registered_once(store, policy, name, tmp_path):
