@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     SHUFFLE_QUESTIONS = 8
     SHUFFLE_PTX = 9
     CURRICULUM = 10
+    EVALUATION = 11
 
 
 def philox(
