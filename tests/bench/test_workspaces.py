@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.workspaces import code_key
+import pytest
+
+from bench import workspaces
+from bench.workspaces import CODE, code_key, prepare
 
 
 def test_other_code_has_another_key(tmp_path: Path) -> None:
@@ -17,3 +20,22 @@ def test_other_code_has_another_key(tmp_path: Path) -> None:
     assert code_key(tmp_path) == first
     (tmp_path / "rlhf" / "one.py").write_text("x = 2\n")
     assert code_key(tmp_path) != first
+
+
+def test_code_of_a_measurement_s_own_counts_and_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = tmp_path / "checkout"
+    for name in ("rlhf", "stages", "conf", "bench"):
+        (checkout / name).mkdir(parents=True)
+    (checkout / "requirements.lock").touch()
+    own = checkout / "bench" / "runs.py"
+    own.write_text("x = 1\n")
+    code = (*CODE, "bench/runs.py")
+    first, without = code_key(checkout, code), code_key(checkout)
+    monkeypatch.setattr(workspaces.anchors, "CHECKOUT", checkout)
+    workspace = prepare(tmp_path / "root", "seed-0", ["scale=smoke"], [], code)
+    own.write_text("x = 2\n")
+    assert code_key(checkout, code) != first
+    assert code_key(checkout) == without
+    again = prepare(tmp_path / "root", "seed-0", ["scale=smoke"], [], code)
+    assert (again / "bench" / "runs.py").read_text() == "x = 1\n"
+    assert not (workspace / "bench").is_symlink()
