@@ -23,10 +23,10 @@ given = $(if $(filter command,$(origin $(1))),$(value $(1)))
 # Make exports what its command line sets, expanded: `$(...)` in a word would run.
 unexport $(WORDS) Q overrides
 
-# Debian packages beyond git and make. None so far: PostgreSQL and Chromium come with the tests that use them.
-SYSTEM_PACKAGES ?=
+# Debian packages beyond git and make, for the tests that use them.
+SYSTEM_PACKAGES ?= postgresql
 
-.PHONY: help setup run repro ui ask test test-all lint lock gc clean system-deps
+.PHONY: help setup run repro ui ask promote rollback test test-all lint lock gc clean system-deps
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,6 +58,14 @@ ui: $(STAMP) ## the Prefect and MLflow pages of this checkout, until Ctrl-C
 ask: export QUESTION = $(value Q)
 ask: $(STAMP) ## ask the registered policy: make ask Q="Tom has 3 apples ..."
 	@$(BIN)/python -m rlhf.ask -- "$$QUESTION"
+
+promote rollback: export REASON = $(call given,reason)
+promote: export NUMBER = $(call given,version)
+promote: $(STAMP) ## make a registered version champion by hand: make promote version=3 reason="..."
+	@$(BIN)/python -m rlhf.registry promote --reason="$$REASON" -- "$$NUMBER"
+
+rollback: $(STAMP) ## make the previous champion champion again: make rollback reason="..."
+	@$(BIN)/python -m rlhf.registry rollback --reason="$$REASON"
 
 test: $(STAMP) ## the tests that need no server
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

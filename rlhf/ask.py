@@ -2,7 +2,8 @@
 
     python -m rlhf.ask "Tom has 3 apples ..." [--policy models/policy]
 
-Without --policy, the registered candidate answers.
+Without --policy, the registered champion answers, or the candidate as long as there is no champion; which version
+it was is told on standard error.
 """
 
 from __future__ import annotations
@@ -21,29 +22,31 @@ def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="ask", description="Ask a policy a question.")
     parser.add_argument("question", help="the problem, as one argument")
-    parser.add_argument("--policy", type=Path, help="checkpoint directory; the registered candidate if left out")
+    parser.add_argument("--policy", type=Path, help="checkpoint directory; the registered policy if left out")
     given = parser.parse_args(arguments)
     return run_command("ask", lambda: print(ask(given.question, given.policy)))
 
 
 def ask(question: str, directory: Path | None) -> str:
-    """The answer of the policy in `directory`, or of the registered candidate; raises UserError."""
+    """The answer of the policy in `directory`, or of the registered one; raises UserError."""
     if not question.strip():
         raise UsageError('the question is empty: make ask Q="..."')
     params = config.load()
     if directory:
         return ask_directory(question, directory, params.ppo.sampling.max_new_tokens)
-    from rlhf.registry import ask_candidate
+    from rlhf.registry.answer import ask_registered
 
-    return ask_candidate(params.registry.name, question)
+    answer = ask_registered(params.registry.name, question)
+    print(f"{answer.version} answers:", file=sys.stderr)
+    return answer.text
 
 
 def ask_directory(question: str, directory: Path, max_new_tokens: int) -> str:
     """The answer of the checkpoint in `directory`, by the code that serves the registered one."""
     from rlhf.models.checkpoints import verify_files
 
-    with warnings.catch_warnings(record=True):  # MLflow asks for type hints, as in rlhf/registry.py
-        from rlhf.served_policy import QuestionTooLong, ServedPolicy
+    with warnings.catch_warnings(record=True):  # MLflow asks for type hints, as in rlhf/registry/server.py
+        from rlhf.registry.served_policy import QuestionTooLong, ServedPolicy
 
     verify_files(directory)
     policy = ServedPolicy()

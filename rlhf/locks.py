@@ -1,14 +1,19 @@
-"""A lock between processes, which the kernel frees however its holder ends."""
+"""Locks between processes, which the kernel, or the database, frees however their holder ends."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 from rlhf.errors import UserError
+
+POLL_SECONDS = 0.2
+DRIVER = "postgresql+psycopg2"
 
 
 @contextmanager
@@ -27,4 +32,48 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
+        yield
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Holds the lock file `path` as soon as nobody else does; it and its directory are made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def advisory(uri: str, name: str) -> Iterator[None]:
+    """Holds PostgreSQL's advisory lock `name` in the database at `uri`, as soon as nobody else does, on any host.
+
+    It belongs to a connection of its own, outside any transaction: however this process ends, the database frees it.
+    Raises UserError where the database cannot be reached.
+    """
+    from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+    key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        raise UserError("the PostgreSQL URI of the lock cannot be read: write postgresql://user@host/base") from None
+
+    if url.drivername == "postgresql":  # which driver that means differs from one SQLAlchemy to the next
+        url = url.set(drivername=DRIVER)
+
+    def connect() -> Connection:
+        connection = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+        while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
+            time.sleep(POLL_SECONDS)  # waiting inside the driver would be deaf to Ctrl-C
+        return connection
+
+    try:
+        connection = connect()
+    except (SQLAlchemyError, ImportError) as error:
+        fault = " ".join(str(getattr(error, "orig", None) or error).split())
+        place = url.render_as_string(hide_password=True)
+        raise UserError(f"{place}: no lock to be had ({fault}): start PostgreSQL, or correct the URI") from None
+    with connection:
         yield

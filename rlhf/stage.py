@@ -41,7 +41,9 @@ WRITERS = {
     "models/policy": "train_ppo",
     "metrics/ppo.json": "train_ppo",
     "plots/ppo.csv": "train_ppo",
+    "plots/panel.csv": "train_ppo",
     "metrics/evaluation.json": "evaluate",
+    "reports/evaluation": "evaluate",
 }
 
 
@@ -72,6 +74,10 @@ class Stage:
     def read_json(self, path: str, parse: Callable[[Any], T]) -> T:
         """`read_json` of an input in the workspace."""
         return read_json(self.workspace, path, parse)
+
+    def read_text(self, path: str, parse: Callable[[str], T]) -> T:
+        """`read_text` of an input in the workspace."""
+        return read_text(self.workspace, path, parse)
 
     def output(self, path: str) -> Path:
         """A path to write the output `path` to; it becomes visible under its name once the stage is done."""
@@ -130,12 +136,17 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
 
 
 def read_json(workspace: Path, path: str, parse: Callable[[Any], T]) -> T:
-    """What `parse` takes out of the JSON file `path` of a workspace.
+    """What `parse` takes out of the JSON file `path` of a workspace; raises UserError as `read_text` does."""
+    return read_text(workspace, path, lambda text: parse(json.loads(text)))
+
+
+def read_text(workspace: Path, path: str, parse: Callable[[str], T]) -> T:
+    """What `parse` takes out of the text file `path` of a workspace.
 
     Raises UserError that names the stage that makes the file where it is missing, broken, or not what `parse` expects.
     """
     try:
-        return parse(json.loads((workspace / path).read_bytes()))
+        return parse((workspace / path).read_bytes().decode())
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_remedy(path)}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -32,10 +32,19 @@ SECTIONS = {
     "fetch_sft": ("seed", "sft.source", "sft.tiny"),
     "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
     "collect_preferences": ("ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
-    "train_reward": ("ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
+    "train_reward": ("evaluation.confidence", "ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
     "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),
-    "evaluate": ("evaluation", "ppo.sampling.max_new_tokens", "ppo.sampling.stop", "prompt", "runtime", "verifier"),
-    "register": ("ppo.sampling.max_new_tokens", "registry"),
+    "evaluate": (
+        "evaluation",
+        "ppo.micro_batch_size",
+        "ppo.sampling.max_new_tokens",
+        "ppo.sampling.stop",
+        "ppo.sampling.temperature",
+        "prompt",
+        "runtime",
+        "verifier",
+    ),
+    "register": ("data.hub", "data.source", "gate", "ppo.sampling.max_new_tokens", "registry"),
 }
 """The params that a stage depends on in `dvc.yaml`: its run shows them."""
 

@@ -1,4 +1,4 @@
-"""Evaluates the SFT start and the PPO policy on the same problems: accuracies, paired gain, report.
+"""Evaluates the SFT start and the PPO policy on the same problems: accuracies, paired gain, KL between them, report.
 
     python -m stages.evaluate [key=value ...]
 
@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from rlhf import runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.errors import UserError
-from rlhf.evaluation import report
+from rlhf.evaluation import divergence, report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
+from rlhf.evaluation.length_buckets import buckets_csv, length_buckets
+from rlhf.evaluation.right_answers import right_answers_csv
 from rlhf.evaluation.statistics import accuracies_csv, compare, flat
 from rlhf.models import checkpoints
+from rlhf.models.actor_critic import sampling_copy
 from rlhf.stage import Stage, run_stage, write_json
 
 SPLITS = ("gate", "test")
@@ -31,20 +36,34 @@ def main(stage: Stage) -> None:
     problems = {split: _problems(stage, split) for split in SPLITS}
     directories = {name: stage.input(f"models/{name}") for name in MODELS}
     ppo = stage.read_json("metrics/ppo.json", lambda ppo: {"best_iteration": int(ppo["best_iteration"])})
-    curve = report.read_rows(stage.input("plots/ppo.csv"))
+    curve, panel = (report.read_rows(stage.input(f"plots/{name}.csv")) for name in ("ppo", "panel"))
     if not curve:
         raise UserError("plots/ppo.csv: no rows: run dvc repro train_ppo")
-    sft, policy = (_evaluate(stage, name, directory, problems) for name, directory in directories.items())
+    tokenizer = checkpoints.load_tokenizer(directories["policy"])
+    device, dtype = runtime.device(params.runtime), runtime.matmul_dtype(params.runtime)
+    models = {name: checkpoints.load_policy(directory).to(device) for name, directory in directories.items()}
+    sft, policy = (_evaluate(stage, name, sampling_copy(model, dtype), problems) for name, model in models.items())
+    pair = divergence.Pair(**models, tokenizer=tokenizer, temperature=params.ppo.sampling.temperature, dtype=dtype)
+    kls = _state_kls(stage, pair, policy["test"])
     method, confidence = params.verifier.method, params.evaluation.confidence
     metrics = {split: compare(sft[split], policy[split], method, confidence) for split in SPLITS}
+    moved = divergence.summarise(pair, policy["test"], kls)
+    metrics["test"]["kl"] = {"sequence": moved.sequence, "token": moved.token}
+    lengths = [len(tokenizer.encode(problem.answer, add_special_tokens=False)) for problem in problems["test"]]
+    buckets = length_buckets(lengths, sft["test"], policy["test"], [sum(states) for states in kls], confidence)
 
     write_json(stage.output("metrics/evaluation.json"), metrics)
     stage.output("plots/accuracy.csv").write_text(accuracies_csv(metrics))
+    stage.output("plots/length_buckets.csv").write_text(buckets_csv(buckets))
+    stage.output("reports/evaluation/gate.csv").write_text(right_answers_csv(policy["gate"]))
     page = stage.output("reports/evaluation/index.html")
     html = report.render(
         metrics=metrics,
         ppo=ppo,
         iterations=curve,
+        buckets=buckets,
+        divergence=moved,
+        panel=report.panel_problems(panel),
         samples=report.pick_samples(sft["test"], policy["test"], params.evaluation.samples),
         checkpoints=[_lineage(name, directory) for name, directory in directories.items()],
         params=tracking.params_of(stage.name, params.model_dump()),
@@ -64,17 +83,19 @@ def _problems(stage: Stage, split: str) -> list[Problem]:
     return read_prepared(path)
 
 
-def _evaluate(stage: Stage, name: str, directory: Path, problems: Mapping[str, list[Problem]]) -> Grades:
-    """One model on every split; it is let go before the next one is loaded."""
-    tokenizer = checkpoints.load_tokenizer(directory)
-    model = checkpoints.load_policy(directory)
-    settings = stage.params.runtime
-    model = model.to(runtime.device(settings)).to(runtime.matmul_dtype(settings))
+def _evaluate(stage: Stage, name: str, model: PreTrainedModel, problems: Mapping[str, list[Problem]]) -> Grades:
+    """One model on every split."""
+    tokenizer = checkpoints.load_tokenizer(stage.input(f"models/{name}"))
     with runtime.progress(f"evaluate {MODELS[name]}", sum(map(len, problems.values()))) as bar:
         return {
             split: evaluate_model(model, tokenizer, rows, stage.params, on_rows=bar.advance)
             for split, rows in problems.items()
         }
+
+
+def _state_kls(stage: Stage, pair: divergence.Pair, answers: list[Graded]) -> list[list[float]]:
+    with runtime.progress("evaluate KL", len(answers)) as bar:
+        return divergence.state_kls(pair, answers, stage.params.ppo.micro_batch_size, on_rows=bar.advance)
 
 
 def _lineage(name: str, directory: Path) -> report.Checkpoint:

@@ -1,8 +1,8 @@
-"""Registers the policy in MLflow: a version with its scores and its lineage, which becomes the candidate.
+"""Registers the policy in MLflow as the candidate, and lets the gate decide whether it becomes champion.
 
     python -m stages.register [key=value ...]          for example registry.name=mine
 
-Writes nothing that DVC hashes. A policy that is registered already stays as it is.
+Writes nothing that DVC hashes. A policy that is registered already stays as it is; a refusal is a result, no error.
 """
 
 from __future__ import annotations
@@ -12,36 +12,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf import registry, tracking
+from rlhf import tracking
+from rlhf.evaluation.right_answers import read_right_answers
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import Manifest, read_manifest
+from rlhf.registry import champion, model_card, versions
+from rlhf.registry.champion import Papers
+from rlhf.registry.gate import Candidate, kl_of_selected
 from rlhf.stage import Stage, run_stage
 
 SPLITS = ("gate", "test")
+PPO = ("best_iteration", "iterations")
 MAKERS = {"models/policy": "train_ppo", "metrics/evaluation.json": "evaluate"}
 """The outputs by whose hash the runs that made this version are found, and their stages."""
 
 
 def main(stage: Stage) -> None:
-    name, policy = stage.params.registry.name, stage.input("models/policy")
-    metrics = stage.read_json("metrics/evaluation.json", scores)
-    metrics |= {"ppo.best_iteration": stage.read_json("metrics/ppo.json", lambda ppo: int(ppo["best_iteration"]))}
-    version = registry.find_version(name, policy)
-    if version:
-        candidate = registry.candidate_number(name)
-        elsewhere = f"; {registry.ALIAS} version: {candidate or 'none'}" if candidate != version.number else ""
-        state = f"already registered{elsewhere}"
-    else:
-        version = registry.register_policy(
-            policy,
-            name=name,
-            metrics=metrics,
-            lineage=lineage(stage, read_manifest(policy)),
-            max_new_tokens=stage.params.ppo.sampling.max_new_tokens,
-            run=stage.log,
-        )
-        state = f"registered, {registry.ALIAS}"
-    print(f"register: {version.name} version {version.number} ({state}), policy {version.policy_hash[:12]}")
+    params, policy = stage.params, stage.input("models/policy")
+    name, limit = params.registry.name, params.ppo.sampling.max_new_tokens
+    ppo = stage.read_json("metrics/ppo.json", lambda found: {key: int(found[key]) for key in PPO})
+    kl = stage.read_text("plots/ppo.csv", lambda curve: kl_of_selected(curve, ppo["best_iteration"]))
+    evaluation, metrics = stage.read_json("metrics/evaluation.json", lambda found: (found, scores(found)))
+    method = evaluation["gate"]["method"]
+    answers, right = stage.read_text(
+        "reports/evaluation/gate.csv", lambda text: (text, read_right_answers(text, method))
+    )
+    candidate = Candidate.of(evaluation["gate"], right, kl)
+    manifest = read_manifest(policy)
+
+    version = versions.find_version(name, policy)
+    again = ", registered already" if version else ""
+    version = version or versions.register_policy(
+        policy,
+        name=name,
+        metrics=metrics | {"ppo.best_iteration": ppo["best_iteration"], "kl": kl},
+        lineage=lineage(stage, manifest),
+        max_new_tokens=limit,
+        run=stage.log,
+    )
+    card = model_card.render(name, manifest, evaluation, ppo, kl, params.data, version.tags, limit)
+    standing = champion.decide(version, candidate, Papers(answers, card), params.gate, method)
+    print(f"register: {name} version {version.number}, policy {version.policy_hash[:12]}{again}: {standing}")
 
 
 def scores(evaluation: Mapping[str, Any]) -> dict[str, float]:

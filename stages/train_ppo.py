@@ -29,6 +29,7 @@ from rlhf.models.lora import has_adapter, merged, write_adapter
 from rlhf.params import NOTHING, Params
 from rlhf.ppo import debug, setup, state
 from rlhf.ppo.metrics import Row
+from rlhf.ppo.panel import PanelAnswer
 from rlhf.ppo.trainer import Loop, Progress, train
 from rlhf.ppo.update import Learner
 from rlhf.runtime import progress
@@ -140,7 +141,7 @@ def write_policy(
 
 
 def write_metrics(stage: Stage, done: Progress) -> None:
-    """Metrics, the curve, and a line for people."""
+    """Metrics, the curve, the panel's answers, and a line for people."""
     best = validated(done.rows[done.best_iteration])
     metrics = {
         "iterations": done.iteration,
@@ -154,6 +155,10 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         table = csv.DictWriter(file, CURVE, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows({name: f"{value:.8g}" for name, value in row.items()} for row in done.rows)
+    with stage.output("plots/panel.csv").open("w", encoding="utf-8", newline="") as file:
+        answers = csv.DictWriter(file, list(PanelAnswer.__annotations__), lineterminator="\n")
+        answers.writeheader()
+        answers.writerows(done.panel)
     accuracy = best["validation_accuracy"]
     stage.log.log_metrics({"best_iteration": done.best_iteration, "best_validation_accuracy": accuracy})
     gain = "" if done.best_iteration else ": no gain over the start"

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.data.preferences import Pair, read_pairs
 from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.errors import UserError
+from rlhf.evaluation import preferences
+from rlhf.evaluation.preferences import ScoredAnswer, ScoredPair
 from rlhf.generation.responses import sample_responses
 from rlhf.models import reward_model
 from rlhf.models.actor_critic import sampling_copy
@@ -30,7 +32,7 @@ from rlhf.models.checkpoints import (
 from rlhf.runtime import device, matmul_dtype, progress
 from rlhf.stage import Stage, run_stage, write_json
 from rlhf.streams import Purpose, shuffled_slice, token_uniforms
-from rlhf.training.reward_model import TokenPair, fit, pair_accuracy
+from rlhf.training.reward_model import TokenPair, fit, score_all
 
 
 def main(stage: Stage) -> None:
@@ -41,7 +43,8 @@ def main(stage: Stage) -> None:
     tokenizer.pad_token = reward_pad_token(tokenizer)
     model = reward_model.from_policy(policy, tokenizer.pad_token_id)
     training = tokenise(stage, "train", tokenizer)
-    held_out = [pair for pairs in tokenise(stage, "validation", tokenizer).values() for pair in pairs]
+    if not training:
+        raise UserError("data/preferences/train.parquet: no question fits prompt.max_tokens: raise it")
     steps = settings.epochs * -(-len(training) // settings.batch_size)
     with progress("train_reward", steps) as bar:
 
@@ -58,10 +61,7 @@ def main(stage: Stage) -> None:
             dtype=dtype,
             on_step=on_step,
         )
-    accuracy = pair_accuracy(model, held_out, settings.micro_batch_size, tokenizer.pad_token_id, dtype)
     normalisation = normalise(stage, model, policy, tokenizer, list(training))
-    metrics = {"pair_accuracy": round(accuracy, 6), "pairs": len(held_out)}
-    stage.log.log_metrics(metrics)
     manifest = Manifest(
         **read_manifest(sft).model_dump(include={"source", "revision", "license", "prompt", "stop_token"}),
         kind="reward",
@@ -71,12 +71,11 @@ def main(stage: Stage) -> None:
         extra={"normalisation": normalisation._asdict()},
     )
     save_checkpoint(stage.output("models/reward"), model, tokenizer, manifest)
-    write_json(stage.output("metrics/reward_model.json"), metrics)
-    print(f"train_reward: {100 * accuracy:.1f} % of {len(held_out)} held-out pairs in the right order")
+    measure(stage, model, tokenizer)
 
 
 def tokenise(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[TokenPair]]:
-    """The pairs of a split by question, as tokens."""
+    """The pairs of a split by question, as tokens; without those whose question exceeds prompt.max_tokens."""
     path = stage.input(f"data/preferences/{split}.parquet")
     stage.log.log_dataset(path, f"preferences_{split}", "training" if split == "train" else "validation")
     pairs: list[Pair] = read_pairs(path)
@@ -86,9 +85,34 @@ def tokenise(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> di
         if prompt is not None:
             chosen, rejected = (encode_response(tokenizer, pair.chosen), encode_response(tokenizer, pair.rejected))
             by_question.setdefault(pair.question, []).append(TokenPair(prompt, chosen, rejected))
-    if not by_question:
-        raise UserError(f"data/preferences/{split}.parquet: no question fits prompt.max_tokens: raise it")
     return by_question
+
+
+def measure(stage: Stage, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes, logs and says how the model orders the held-out pairs."""
+    level, held_out = stage.params.evaluation.confidence, score_held_out(stage, model, tokenizer)
+    metrics = preferences.measure(held_out, level)
+    stage.log.log_metrics(preferences.flat(metrics))
+    write_json(stage.output("metrics/reward_model.json"), metrics)
+    table = preferences.calibration(preferences.pair_margins(held_out), level)
+    stage.output("plots/reward_calibration.csv").write_text(preferences.calibration_csv(table))
+    if held_out:
+        share = f"{100 * metrics['pair_accuracy']:.1f} % of {len(held_out)} held-out pairs in the right order"
+        print(f"train_reward: {share}, log loss {metrics['log_loss']:.3f} (a coin's is 0.693)")
+    else:
+        print("train_reward: no held-out question fits prompt.max_tokens: nothing was measured")
+
+
+def score_held_out(stage: Stage, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[ScoredPair]:
+    """The held-out pairs with the model's raw scores."""
+    by_question = tokenise(stage, "validation", tokenizer)
+    pairs = [(question, pair) for question, pairs in by_question.items() for pair in pairs]
+    size, dtype = stage.params.reward_model.micro_batch_size, matmul_dtype(stage.params.runtime)
+    scores = score_all(model, [pair for _, pair in pairs], size, tokenizer.pad_token_id, dtype)
+    return [
+        ScoredPair(question, ScoredAnswer(tuple(pair.chosen), chosen), ScoredAnswer(tuple(pair.rejected), rejected))
+        for (question, pair), (chosen, rejected) in zip(pairs, scores, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -20,7 +20,14 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
 }
-USERS_OWN = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "PREFECT_API_URL", "PREFECT_PROFILE", "RLHF_PARENT_RUN_ID")
+USERS_OWN = (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_RUN_ID",
+    "PREFECT_API_URL",
+    "PREFECT_PROFILE",
+    "RLHF_PARENT_RUN_ID",
+    "RLHF_REGISTRY_LOCK",
+)
 for name in USERS_OWN:
     os.environ.pop(name, None)
 

@@ -36,6 +36,8 @@ class Graded:
     """`verifier.method` found a number in the response."""
     finished: bool
     """The response ended by itself, not at the length limit."""
+    prompt: list[int]
+    """Prompt tokens; none where there are too many."""
     tokens: list[int]
     """Response tokens, end-of-sequence included; none where the prompt was too long."""
     too_long: bool
@@ -91,7 +93,7 @@ def evaluate_model(
     return [
         _too_long(problem.question, gold)
         if prompt is None
-        else _graded(problem.question, gold, next(samples), tokenizer, params)
+        else _graded(problem.question, gold, prompt, next(samples), tokenizer, params)
         for problem, gold, prompt in zip(problems, golds, prompts, strict=True)
     ]
 
@@ -120,12 +122,15 @@ def _too_long(question: str, gold: str) -> Graded:
         flexible=False,
         parsed=False,
         finished=False,
+        prompt=[],
         tokens=[],
         too_long=True,
     )
 
 
-def _graded(question: str, gold: str, sample: Sample, tokenizer: PreTrainedTokenizerBase, params: Params) -> Graded:
+def _graded(
+    question: str, gold: str, prompt: list[int], sample: Sample, tokenizer: PreTrainedTokenizerBase, params: Params
+) -> Graded:
     method = params.verifier.method
     response = decode_response(tokenizer, sample.tokens)
     right = {name: is_correct(response, gold, name) for name in ("strict", "flexible")}
@@ -138,6 +143,7 @@ def _graded(question: str, gold: str, sample: Sample, tokenizer: PreTrainedToken
         flexible=right["flexible"],
         parsed=extract_answer(response, method) is not None,
         finished=sample.finished,
+        prompt=prompt,
         tokens=sample.tokens,
         too_long=False,
     )

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlhf.evaluation import charts
 from rlhf.evaluation.accuracy import Graded
+from rlhf.evaluation.divergence import Divergence
+from rlhf.evaluation.length_buckets import LengthBucket
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -34,6 +36,25 @@ class Sample:
     outcome: str
     sft: Graded
     policy: Graded
+
+
+@dataclass(frozen=True)
+class PanelRun:
+    """The same answer at all validations from iteration `first` to `last`."""
+
+    first: int
+    last: int
+    response: str
+    correct: bool
+
+
+@dataclass(frozen=True)
+class PanelProblem:
+    """A problem of the panel with its answers through training."""
+
+    question: str
+    gold: str
+    runs: list[PanelRun]
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,22 @@ def pick_samples(sft: Sequence[Graded], policy: Sequence[Graded], count: int) ->
     queues = [[sample for sample in samples if sample.outcome == name] for name in OUTCOMES]
     in_turn = [sample for turn in zip_longest(*queues) for sample in turn if sample]
     return sorted(in_turn[:count], key=lambda sample: list(OUTCOMES).index(sample.outcome))
+
+
+def panel_problems(rows: Sequence[Mapping[str, str]]) -> list[PanelProblem]:
+    """The rows of `plots/panel.csv`, problem by problem in their order; equal answers in a row are one run."""
+    by_problem: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for row in rows:
+        by_problem.setdefault((row["question"], row["gold"]), []).append(row)
+    return [PanelProblem(question, gold, _runs(answers)) for (question, gold), answers in by_problem.items()]
+
+
+def _runs(answers: Sequence[Mapping[str, str]]) -> list[PanelRun]:
+    runs = []
+    for (response, correct), equal in groupby(answers, key=lambda row: (row["response"], row["correct"])):
+        iterations = [int(row["iteration"]) for row in equal]
+        runs.append(PanelRun(iterations[0], iterations[-1], response, correct == "True"))
+    return runs
 
 
 def headline(test: Mapping[str, Any]) -> str:
@@ -94,6 +131,18 @@ def points(share: float) -> str:
     return f"−{text}" if share < 0 and float(text) else text
 
 
+def tokens(bucket: LengthBucket) -> str:
+    """The lengths in a bucket: "31–48"."""
+    return f"{bucket.shortest}–{bucket.longest}" if bucket.shortest < bucket.longest else str(bucket.shortest)
+
+
+def visible(text: str) -> str:
+    """The text of a token with its white space to be seen."""
+    for unseen, seen in {" ": "␣", "\n": "↵", "\t": "⇥"}.items():
+        text = text.replace(unseen, seen)
+    return text or "∅"
+
+
 def samples_csv(sft: Sequence[Graded], policy: Sequence[Graded]) -> str:
     """Every problem of a split with both answers, as CSV."""
     text = io.StringIO()
@@ -112,6 +161,9 @@ def render(
     metrics: Mapping[str, Any],
     ppo: Mapping[str, Any],
     iterations: Sequence[charts.Row],
+    buckets: Sequence[LengthBucket],
+    divergence: Divergence,
+    panel: Sequence[PanelProblem],
     samples: Sequence[Sample],
     checkpoints: Sequence[Checkpoint],
     params: Mapping[str, Any],
@@ -128,7 +180,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, points=points, indented=_indented)
+    environment.filters.update(percent=percent, points=points, visible=visible, tokens=tokens, indented=_indented)
     return environment.get_template(TEMPLATE.name).render(
         headline=headline(metrics["test"]),
         verdict=verdict(metrics["test"]),
@@ -137,6 +189,9 @@ def render(
         iterations=iterations,
         charts=charts.ppo_charts(iterations, marked=ppo["best_iteration"] or None),
         canvas=charts,
+        buckets=buckets,
+        divergence=divergence,
+        panel=panel,
         samples=samples,
         outcomes=OUTCOMES,
         checkpoints=checkpoints,

@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
+from rlhf.params.registry import Gate, Registry
 from rlhf.params.section import (
     MOST,
     NOTHING,
     REWARD_MODEL_PATH,
     Count,
+    Fit,
     Name,
-    NonNegative,
     Positive,
     Section,
     Seed,
@@ -34,6 +35,7 @@ __all__ = [
     "Distributed",
     "Evaluation",
     "Finetune",
+    "Gate",
     "Generator",
     "Hub",
     "Kl",
@@ -172,7 +174,7 @@ class Tiny(Section):
         return self
 
 
-class Finetune(Section):
+class Finetune(Fit):
     """The supervised warm start on the demonstrations."""
 
     steps: Size
@@ -181,14 +183,6 @@ class Finetune(Section):
     """Rows a step."""
     micro_batch_size: Count
     """Rows a forward pass: memory only, never the result beyond rounding."""
-    lr: Positive
-    """Peak learning rate; falls linearly to a tenth."""
-    warmup_steps: Size
-    """Steps of linear warm-up."""
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: Positive
-    """Gradient norm above which gradients are scaled down."""
 
 
 class Sft(Section):
@@ -226,21 +220,13 @@ class Preferences(Section):
     """Rows sampled at once."""
 
 
-class RewardModel(Section):
+class RewardModel(Fit):
     epochs: Count
     """Passes over the pairs."""
     batch_size: Count
     """Questions a step; each brings its pairs."""
     micro_batch_size: Count
     """Pairs a forward pass."""
-    lr: Positive
-    """Peak learning rate; falls linearly to a tenth."""
-    warmup_steps: Size
-    """Steps of linear warm-up."""
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-    max_grad_norm: Positive
-    """Gradient norm above which gradients are scaled down."""
     normalisation_samples: Annotated[int, Field(ge=2, le=MOST)]
     """SFT samples over which the score's mean and deviation are taken, at PPO's sampling settings."""
 
@@ -252,11 +238,6 @@ class Evaluation(Section):
     """Problems shown side by side in the report."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     """Level of every interval."""
-
-
-class Registry(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Registered model's name."""
 
 
 class Params(Section):
@@ -275,6 +256,7 @@ class Params(Section):
     ppo: Ppo
     evaluation: Evaluation
     registry: Registry
+    gate: Gate
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:

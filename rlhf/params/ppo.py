@@ -186,6 +186,8 @@ class Ppo(Section):
     """Iterations between validations; iteration 0 and the last are always validated."""
     selection: Literal["verifier", "reward_model"]
     """What decides on validation which iteration's policy is kept: accuracy, or the reward model's mean score."""
+    panel: Size
+    """Validation problems whose answers are kept at every validation, for the report."""
     sampling: Sampling
     reward: Reward
     critic: Critic

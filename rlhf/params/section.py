@@ -33,3 +33,16 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
+
+
+class Fit(Section):
+    """The optimiser of a supervised fit."""
+
+    lr: Positive
+    """Peak learning rate; falls linearly to a tenth."""
+    warmup_steps: Size
+    """Steps of linear warm-up."""
+    weight_decay: NonNegative
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: Positive
+    """Gradient norm above which gradients are scaled down."""

@@ -9,8 +9,11 @@ import torch
 from rlhf.params import Ppo
 from rlhf.ppo.metrics import Row
 
-RATIO_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Largest |log ratio| of the first minibatch, whose weights are those of the rollout."""
+LOG_RATIO_TOLERANCE = 1e-4
+"""Largest |log ratio| of the first minibatch, whose weights are those of the rollout, in float32."""
+FIRST_KL_TOLERANCE = 2e-3
+"""The same minibatch's approximate KL to the rollout's policy, nats a token, in any other dtype: there a single token's
+log ratio is as large as a logit's rounding (0.1 and more), while a pass that really differs moves the mean."""
 CUT_MASS_TOLERANCE = 0.01
 
 
@@ -42,7 +45,10 @@ def of_rollout(row: Row, settings: Ppo) -> list[Alarm]:
 
 def of_update(row: Row, dtype: torch.dtype) -> list[Alarm]:
     """Alarms about the update's first minibatch, before its step."""
-    if row["first_log_ratio"] <= RATIO_TOLERANCE[dtype]:
+    key, tolerance = "first_log_ratio", LOG_RATIO_TOLERANCE
+    if dtype != torch.float32:
+        key, tolerance = "first_kl", FIRST_KL_TOLERANCE
+    if row[key] <= tolerance:
         return []
-    text = f"the first minibatch's log ratio is {row['first_log_ratio']:.2g}, not 0"
+    text = f"the first minibatch's {key.removeprefix('first_').replace('_', ' ')} is {row[key]:.2g}, not 0"
     return [Alarm("ratio", f"{text}: the policy's forward pass is not repeatable")]

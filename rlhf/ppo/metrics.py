@@ -45,11 +45,11 @@ def of_rollout(params: Params, rollout: Rollout, experience: Experience, scores:
     }
 
 
+def of_first_minibatch(seen: UpdateStats) -> Row:
+    """How far the update's forward pass is from the rollout's, before any step: 0 up to rounding."""
+    return {"first_log_ratio": seen.log_ratio, "first_kl": seen.means()["approx_kl"]}
+
+
 def of_update(stats: UpdateStats) -> Row:
     """What the update did: its losses, how far it went, and how many steps it took."""
-    return stats.means() | {
-        "grad_norm": stats.grad_norm,
-        "first_log_ratio": stats.first_log_ratio,
-        "ptx_loss": stats.ptx_loss,
-        "steps": float(stats.steps),
-    }
+    return stats.means() | {"grad_norm": stats.grad_norm, "ptx_loss": stats.ptx_loss, "steps": float(stats.steps)}

@@ -125,7 +125,7 @@ def replay(bundle: Bundle, sft: Path) -> Replay:
         on_minibatch=lambda _, seen: seen_of.append(seen),
     )
     found.minibatches = [
-        Minibatch(seen.tokens, seen.means(), seen.first_log_ratio, norm)
+        Minibatch(seen.tokens, seen.means(), seen.log_ratio, norm)
         for seen, norm in zip(seen_of, learner.norms, strict=True)
     ]
     recorded = {name: tensor for name, tensor in experience._asdict().items() if isinstance(tensor, Tensor)}

@@ -142,13 +142,15 @@ def sample(
         finished=torch.tensor([s.finished for s in samples], device=model.device),
         sampler_logprobs=torch.zeros(batch.mask.shape, device=model.device).masked_scatter(batch.mask, flat),
         cut_mass=1 - sum(s.kept_mass * len(s.tokens) for s in samples) / len(flat),
-        kept=_kept_ids(samples, batch) if exact and settings.top_k + 1 - settings.top_p > 0 else None,
+        kept=_kept_ids(samples, batch),
     )
 
 
-def _kept_ids(samples: Sequence[Sample], batch: TokenBatch) -> Tensor:
-    """Int32 (B, T-1, K) ids that each response token was drawn from, padded with -1."""
+def _kept_ids(samples: Sequence[Sample], batch: TokenBatch) -> Tensor | None:
+    """Int32 (B, T-1, K) ids that each response token was drawn from, padded with -1; None where it was all of them."""
     ids = [torch.tensor(kept, dtype=torch.int32) for sample in samples for kept in sample.kept or []]
+    if not ids:
+        return None
     flat = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1).to(batch.tokens.device)
     kept = torch.full((*batch.mask.shape, flat.shape[1]), -1, dtype=torch.int32, device=batch.tokens.device)
     kept[batch.mask] = flat

@@ -21,6 +21,7 @@ from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.models.reward_model import Normalisation
 from rlhf.models.sharding import is_sharded, shard, whole
 from rlhf.params import Params
+from rlhf.ppo.panel import Validation, panel_of
 from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, Scorer, VerifierScorer, task_scores
 from rlhf.ppo.rollout import Prompt
 from rlhf.runtime import device, matmul_dtype
@@ -127,21 +128,22 @@ def validation(
     scorer: RewardModelScorer | None,
     params: Params,
     ranks: Ranks = ALONE,
-) -> Callable[[ActorCritic], dict[str, float]]:
-    """What PPO calls to validate: the share of right greedy answers, and with a scorer their mean score.
+) -> Callable[[ActorCritic], Validation]:
+    """What PPO calls to validate: the share of right greedy answers, with a scorer their mean score, and the panel.
 
     Each rank answers its share of the problems.
     """
+    panel = panel_of(problems, params.ppo.panel)
     share = problems[ranks.share(len(problems))]
 
-    def validate(actor_critic: ActorCritic) -> dict[str, float]:
+    def validate(actor_critic: ActorCritic) -> Validation:
         mine = actor_critic.sampling(lambda model: evaluate_model(model, tokenizer, share, params))
         graded = [row for part in ranks.gather(mine) for row in part]
-        row = {"validation_accuracy": accuracy(graded)}
+        numbers = {"validation_accuracy": accuracy(graded)}
         if scorer is not None:
-            scores = torch.cat(ranks.gather(_scores(mine, share, tokenizer, scorer, params)))
-            row["validation_score"] = float(scores.mean())
-        return row
+            scores = torch.cat(ranks.gather(_scores(mine, share, tokenizer.eos_token_id, scorer, params)))
+            numbers["validation_score"] = float(scores.mean())
+        return Validation(numbers, [graded[number] for number in panel])
 
     return validate
 
@@ -149,7 +151,7 @@ def validation(
 def _scores(
     graded: Sequence[Graded],
     problems: Sequence[Problem],
-    tokenizer: PreTrainedTokenizerBase,
+    pad_id: int,
     scorer: RewardModelScorer,
     params: Params,
 ) -> Tensor:
@@ -158,8 +160,7 @@ def _scores(
     rows, asked = [row for row, _ in answered], [problem for _, problem in answered]
     if not rows:
         return torch.zeros(0)
-    prompts = encode_prompts(tokenizer, [problem.question for problem in asked], params.prompt)
-    batch = pad([prompt for prompt in prompts if prompt], [row.tokens for row in rows], tokenizer.eos_token_id)
+    batch = pad([row.prompt for row in rows], [row.tokens for row in rows], pad_id)
     scores = scorer(asked, [row.response for row in rows], batch.to(device(params.runtime)))
     finished = torch.tensor([row.finished for row in rows], device=scores.device)
     return task_scores(scores, finished, params.ppo.reward).cpu()

@@ -28,6 +28,7 @@ from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
 from rlhf.ppo.kl import next_coef
 from rlhf.ppo.metrics import Row
+from rlhf.ppo.panel import PanelAnswer, Validation, panel_answers
 from rlhf.ppo.rewards import Scorer, task_scores, whiten_scores
 from rlhf.ppo.rollout import (
     Experience,
@@ -57,6 +58,7 @@ class Progress:
         advantage_std: deviation of the last advantages whose task scores differed.
         best_iteration, best_value: the selected policy, and what selection saw of it.
         best_weights: its trained parameters, and its critic's, by name.
+        panel: the panel's answers at each validation.
         rows: one row of metrics an iteration; row 0 is the policy before PPO.
     """
 
@@ -66,6 +68,7 @@ class Progress:
     best_iteration: int = 0
     best_value: float = -math.inf
     best_weights: dict[str, Tensor] = field(default_factory=dict)
+    panel: list[PanelAnswer] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
 
@@ -74,7 +77,8 @@ class Loop:
     """What the loop works with; nothing of it is made here.
 
     Attributes:
-        validate: the policy's `validation_accuracy`, and its `validation_score` where selection looks at it.
+        validate: the policy's `validation_accuracy`, and its `validation_score` where selection looks at it; with
+            the panel's answers.
         on_alarm: is told of each alarm, and of what ends training, with what the update works on.
     """
 
@@ -85,7 +89,7 @@ class Loop:
     tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[Prompt]
     demonstrations: Sequence[Demonstration]
-    validate: Callable[[ActorCritic], Row]
+    validate: Callable[[ActorCritic], Validation]
     on_iteration: Callable[[Row], None]
     save: Callable[[Progress], None]
     on_alarm: Callable[[Alarm, Case], None] = lambda _alarm, _case: None
@@ -97,10 +101,9 @@ def train(loop: Loop, progress: Progress) -> Progress:
     Raises UserError where a fatal alarm rings; what was saved before is intact.
     """
     settings, seed = loop.params.ppo, loop.params.seed
-    actor_critic = loop.learner.actor_critic
     if not progress.rows:
         progress.kl_coef = settings.kl.coef
-        _record(loop, progress, {"iteration": 0.0} | loop.validate(actor_critic))
+        _record(loop, progress, {"iteration": 0.0} | _validate(loop, progress))
     while progress.iteration < settings.iterations:
         iteration = progress.iteration
         train_policy = iteration >= settings.critic.warmup_iterations
@@ -132,7 +135,7 @@ def train(loop: Loop, progress: Progress) -> Progress:
             progress.kl_coef = next_coef(progress.kl_coef, row["kl_sequence"], len(rollout.texts), settings.kl)
         progress.iteration += 1
         if progress.iteration % settings.eval_every == 0 or progress.iteration == settings.iterations:
-            row |= loop.validate(actor_critic)
+            row |= _validate(loop, progress)
         _record(loop, progress, row)
     return progress
 
@@ -221,7 +224,7 @@ def _check(loop: Loop, case: Case, number: int, seen: UpdateStats) -> None:
     """Notes how far the update has come; the first minibatch, whose weights are the rollout's, is checked."""
     case.row["steps"] = float(number)
     if number == 0:
-        case.row["first_log_ratio"] = seen.first_log_ratio
+        case.row.update(metrics.of_first_minibatch(seen))
         _heed(loop, guards.of_update(case.row, loop.learner.actor_critic.dtype), case)
 
 
@@ -236,6 +239,13 @@ def _failure_told(loop: Loop, case: Case) -> Iterator[None]:
         name = "gradient" if isinstance(error, UserError) else "error"
         loop.on_alarm(Alarm(name, str(error) or type(error).__name__, fatal=True), case)
         raise
+
+
+def _validate(loop: Loop, progress: Progress) -> Row:
+    """The numbers of a validation; the panel's answers are kept."""
+    found = loop.validate(loop.learner.actor_critic)
+    progress.panel += panel_answers(progress.iteration, found.panel)
+    return found.numbers
 
 
 def _record(loop: Loop, progress: Progress, row: Row) -> None:

@@ -93,7 +93,7 @@ class UpdateStats:
         sums, tokens: of per-action values, and the tokens they are of.
         steps: optimiser steps taken, and minibatches dropped for `target_kl`.
         stopped: `target_kl` ended the update.
-        first_log_ratio: the largest log ratio before the first step.
+        log_ratio: of a minibatch, the largest |log ratio| of the policy to the one that sampled.
         grad_norm: of the last step.
         ptx_loss: the supervised loss of the last minibatch, nats a token.
     """
@@ -102,7 +102,7 @@ class UpdateStats:
     tokens: int = 0
     steps: int = 0
     stopped: bool = False
-    first_log_ratio: float = 0.0
+    log_ratio: float = 0.0
     grad_norm: float = 0.0
     ptx_loss: float = 0.0
 
@@ -116,9 +116,9 @@ class UpdateStats:
     def over(self, ranks: Ranks) -> UpdateStats:
         """What all ranks saw."""
         tokens, *totals = ranks.sum([self.tokens, *self.sums.values()])
-        (first_log_ratio,) = ranks.max([self.first_log_ratio])
+        (log_ratio,) = ranks.max([self.log_ratio])
         sums = dict(zip(self.sums, totals, strict=True))
-        return replace(self, sums=sums, tokens=int(tokens), first_log_ratio=first_log_ratio)
+        return replace(self, sums=sums, tokens=int(tokens), log_ratio=log_ratio)
 
     def means(self) -> dict[str, float]:
         """Means over tokens."""
@@ -155,8 +155,6 @@ def update(
             if train_policy and demonstrations is not None:
                 stats.ptx_loss = _imitate(learner, demonstrations.select(minibatch), settings)
             seen = _accumulate(learner, experience, minibatch, settings, kl_coef, train_policy)
-            if stats.steps == 0:
-                stats.first_log_ratio = seen.first_log_ratio
             stats.add(seen.tokens, **seen.sums)
             on_minibatch(stats.steps, seen)
             if train_policy and settings.target_kl is not None and seen.means()["approx_kl"] > settings.target_kl:
@@ -204,7 +202,7 @@ def _losses(
     policy = surrogate * part.weights * mask
     value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
-    seen.first_log_ratio = float(log_ratio.abs().max().clamp(min=seen.first_log_ratio))  # unlike max(), keeps a NaN
+    seen.log_ratio = float(log_ratio.abs().max().clamp(min=seen.log_ratio))  # unlike max(), keeps a NaN
     seen.add(
         int(mask.sum()),
         policy_loss=policy,

@@ -1,4 +1,4 @@
-"""What every fit shares: AdamW, the learning-rate schedule, clipping by norm."""
+"""What every fit shares: AdamW, the learning-rate schedule, clipping by norm, and a step of both supervised fits."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def finite(number: Tensor | float, name: str, step: int, key: str) -> float:
     if value != value or value in (float("inf"), float("-inf")):
         raise UserError(f"{key}: the {name} is not finite at step {step}: lower {key}")
     return value
+
+
+def take_step(
+    optimiser: AdamW, loss: float, step: int, *, lr: float, max_grad_norm: float, key: str
+) -> dict[str, float]:
+    """Clips the gradients of `loss` and steps at the rate `lr`; returns loss, gradient norm and rate.
+
+    Raises UserError that names the param `key` where loss or norm is not finite, with the weights as they were.
+    """
+    finite(loss, "loss", step, key)
+    for group in optimiser.param_groups:
+        group["lr"] = lr
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    norm = finite(clip_gradients(parameters, max_grad_norm), "gradient norm", step, key)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return {"loss": loss, "grad_norm": norm, "lr": lr}

@@ -13,7 +13,7 @@ from rlhf.models.batches import micro_batches, pad
 from rlhf.models.reward_model import raw_scores
 from rlhf.params import RewardModel
 from rlhf.streams import Purpose, permutation
-from rlhf.training.optimisation import adamw, clip_gradients, finite, warmup_and_decay
+from rlhf.training.optimisation import adamw, take_step, warmup_and_decay
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,11 @@ def fit(
         for start in starts:
             pairs = [pair for q in order[start : start + settings.batch_size] for pair in questions[q]]
             lr = settings.lr * warmup_and_decay(step, steps, settings.warmup_steps)
-            for group in optimiser.param_groups:
-                group["lr"] = lr
             loss, accuracy = _accumulate(model, pairs, settings.micro_batch_size, pad_id, dtype)
-            finite(loss, "loss", step, "reward_model.lr")
-            norm = clip_gradients(model.parameters(), settings.max_grad_norm)
-            finite(norm, "gradient norm", step, "reward_model.lr")
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            on_step(step, {"loss": loss, "pair_accuracy": accuracy, "grad_norm": norm, "lr": lr})
+            numbers = take_step(
+                optimiser, loss, step, lr=lr, max_grad_norm=settings.max_grad_norm, key="reward_model.lr"
+            )
+            on_step(step, numbers | {"pair_accuracy": accuracy})
             step += 1
 
 
@@ -88,12 +84,12 @@ def score_pairs(
 
 
 @torch.no_grad()
-def pair_accuracy(
+def score_all(
     model: PreTrainedModel, pairs: Sequence[TokenPair], micro_batch_size: int, pad_id: int, dtype: torch.dtype
-) -> float:
-    """Share of pairs whose chosen response scores strictly higher."""
-    right = 0
+) -> list[tuple[float, float]]:
+    """Raw scores of each pair's chosen and rejected response, without a gradient."""
+    scores: list[tuple[float, float]] = []
     for start in range(0, len(pairs), micro_batch_size):
         chosen, rejected = score_pairs(model, pairs[start : start + micro_batch_size], pad_id, dtype)
-        right += int((chosen > rejected).sum())
-    return right / len(pairs)
+        scores += zip(chosen.tolist(), rejected.tolist(), strict=True)
+    return scores

@@ -12,7 +12,7 @@ from rlhf.models.actor_critic import action_logprobs, final_hidden
 from rlhf.models.batches import TokenBatch, micro_batches, pad
 from rlhf.params import Finetune
 from rlhf.streams import Purpose, shuffled_slice
-from rlhf.training.optimisation import adamw, clip_gradients, finite, warmup_and_decay
+from rlhf.training.optimisation import adamw, take_step, warmup_and_decay
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,9 @@ def finetune(
         chosen = [demonstrations[row] for row in rows]
         batch = pad([d.prompt for d in chosen], [d.response for d in chosen], pad_id).to(model.device)
         lr = settings.lr * warmup_and_decay(step, settings.steps, settings.warmup_steps)
-        for group in optimiser.param_groups:
-            group["lr"] = lr
-        loss = finite(accumulate(model, batch, settings.micro_batch_size, dtype), "loss", step, "sft.finetune.lr")
-        norm = clip_gradients(model.parameters(), settings.max_grad_norm)
-        finite(norm, "gradient norm", step, "sft.finetune.lr")
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        on_step(step, {"loss": loss, "grad_norm": norm, "lr": lr})
+        loss = accumulate(model, batch, settings.micro_batch_size, dtype)
+        numbers = take_step(optimiser, loss, step, lr=lr, max_grad_norm=settings.max_grad_norm, key="sft.finetune.lr")
+        on_step(step, numbers)
 
 
 def accumulate(model: PreTrainedModel, batch: TokenBatch, micro_batch_size: int, dtype: torch.dtype) -> float:

@@ -34,14 +34,14 @@ CHOICES = (
     "ppo.lr=0.001",
 )
 TRAIN_PPO = ["python", "-m", "stages.train_ppo"]
-OUTS = ("models/policy", "metrics/ppo.json", "plots/ppo.csv")
+OUTS = ("models/policy", "metrics/ppo.json", "plots/ppo.csv", "plots/panel.csv")
 MOMENTS = 10
 KILLED = -signal.SIGKILL
 
 VISITS = {  # the second save is the first after an update; outputs are renamed beside those already in place
     **{point: (2,) for point in POINTS if point.startswith(("state.", "tracking."))},
-    "publish.aside": (1, 2, 3),
-    "publish.renamed": (1, 2),
+    "publish.aside": (1, 2, 3, 4),
+    "publish.renamed": (1, 2, 3),
     "tracking.sent": (1,),
 }
 KILLS = [f"{point}:{visit}" for point in POINTS for visit in VISITS.get(point, (1,))]

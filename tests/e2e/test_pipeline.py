@@ -43,9 +43,15 @@ OUTS = {
     "fetch_sft": {"models/fetched"},
     "finetune_sft": {"models/sft"},
     "collect_preferences": {"data/preferences"},
-    "train_reward": {"models/reward", "metrics/reward_model.json"},
-    "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv"},
-    "evaluate": {"metrics/evaluation.json", "plots/accuracy.csv", "reports/evaluation/index.html"},
+    "train_reward": {"models/reward", "metrics/reward_model.json", "plots/reward_calibration.csv"},
+    "train_ppo": {"models/policy", "metrics/ppo.json", "plots/ppo.csv", "plots/panel.csv"},
+    "evaluate": {
+        "metrics/evaluation.json",
+        "plots/accuracy.csv",
+        "plots/length_buckets.csv",
+        "reports/evaluation/gate.csv",
+        "reports/evaluation/index.html",
+    },
     "register": set(),
 }
 STAGES = list(OUTS)
@@ -327,7 +333,7 @@ def test_a_second_repro_runs_register_alone_and_changes_nothing(pipeline: Pipeli
     lock, before = (pipeline.place / "dvc.lock").read_bytes(), pipeline.server_state()
     output = pipeline.succeed("dvc", "repro")
     assert stages_run(output) == ["register"]
-    assert "gsm8k-policy version 1 (already registered)" in output
+    assert "gsm8k-policy version 1, policy " in output and ", registered already: " in output
     assert [stage for stage in STAGES if f"Stage '{stage}' didn't change, skipping" in output] == STAGES[:-1]
     assert pipeline.server_state() == before
     assert (pipeline.place / "dvc.lock").read_bytes() == lock
@@ -343,14 +349,14 @@ def test_dvc_restores_the_report_with_the_metrics(pipeline: Pipeline) -> None:
 
 
 def test_the_same_run_by_hand_gives_the_same_bytes(pipeline: Pipeline, tmp_path: Path) -> None:
-    outs = ("models", "metrics/ppo.json", "plots/ppo.csv")
+    outs = ("models", "metrics/ppo.json", "plots/ppo.csv", "plots/panel.csv")
     before = {out: dvc_md5(pipeline.place / out) for out in outs}
     output = pipeline.train_ppo("seed=0", state=tmp_path)
     assert "resumed" not in output
     assert "with overrides the outputs go to runs/train_ppo/" in output
     again = pipeline.take_results()
     policy = workspaces.contents(pipeline.place / "models/policy")
-    assert again.keys() == {f"models/policy/{name}" for name in policy} | {"metrics/ppo.json", "plots/ppo.csv"}
+    assert again.keys() == {f"models/policy/{name}" for name in policy} | set(outs[1:])
     for path, content in again.items():
         assert content == (pipeline.place / path).read_bytes(), path
     assert {out: dvc_md5(pipeline.place / out) for out in outs} == before

@@ -89,6 +89,15 @@ def test_a_question_reaches_the_policy_as_it_is_written(checkout: Path) -> None:
     assert answer.stdout.splitlines() == ["-m", "rlhf.ask", "--", question]
 
 
+def test_a_move_of_the_champion_reaches_the_registry_as_it_is_written(checkout: Path) -> None:
+    reason = """Tom's "favourite": `touch stray` $(touch stray)"""
+    answer = make("promote", "version=3", f"reason={reason}", directory=checkout, version="4")
+    assert answer.stdout.splitlines() == ["-m", "rlhf.registry", "promote", f"--reason={reason}", "--", "3"]
+    answer = make("rollback", f"reason={reason}", directory=checkout)
+    assert answer.stdout.splitlines() == ["-m", "rlhf.registry", "rollback", f"--reason={reason}"]
+    assert not (checkout / "stray").exists()
+
+
 def test_gc_leaves_what_a_stage_is_writing(checkout: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
     ended = subprocess.Popen(["true"])

@@ -8,6 +8,8 @@ import pytest
 
 from rlhf import ask, config
 from rlhf.config import compose
+from rlhf.registry import answer
+from rlhf.registry.answer import Answer
 from tests.policies import save_policy
 
 QUESTION = "Tom has 3 apples and eats 2. How many are left?"
@@ -48,9 +50,16 @@ def test_an_empty_question_is_a_usage_error(question, capsys):
     assert 'make ask Q="..."' in complaint(capsys)
 
 
+def test_who_answers_is_told_beside_the_answer(capsys, monkeypatch):
+    said = Answer("#### 1", "never-registered version 3 (champion)")
+    monkeypatch.setattr(answer, "ask_registered", lambda *_: said)
+    assert ask.main([QUESTION]) == 0
+    assert capsys.readouterr() == ("#### 1\n", "never-registered version 3 (champion) answers:\n")
+
+
 def test_without_a_candidate_it_says_what_to_do(capsys):
     assert ask.main([QUESTION]) == 1
-    assert "has no candidate of never-registered: run the pipeline first: make run" in complaint(capsys)
+    assert "has no champion and no candidate of never-registered: run the pipeline first: make run" in complaint(capsys)
 
 
 def test_a_question_that_is_too_long_is_refused(capsys):

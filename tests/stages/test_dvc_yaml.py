@@ -28,6 +28,8 @@ DIRECT = {
     "prompt": "finetune_sft collect_preferences train_reward train_ppo evaluate",
     "verifier": "collect_preferences train_ppo evaluate",
     "data": "prepare_data",
+    "data.hub": "prepare_data register",
+    "data.source": "prepare_data register",
     "sft.source": "fetch_sft",
     "sft.reads": "fetch_sft",
     "sft.tiny": "fetch_sft",
@@ -35,13 +37,17 @@ DIRECT = {
     "preferences": "collect_preferences",
     "reward_model": "train_reward",
     "ppo": "train_ppo",
+    "ppo.micro_batch_size": "train_ppo evaluate",
     "ppo.sampling": "train_reward train_ppo",
+    "ppo.sampling.temperature": "train_reward train_ppo evaluate",
     "ppo.sampling.max_new_tokens": "train_reward train_ppo evaluate register",
     "ppo.sampling.stop": "collect_preferences train_reward train_ppo evaluate",
     "distributed": "train_ppo",
     "evaluation": "evaluate",
     "evaluation.batch_size": "train_ppo evaluate",
+    "evaluation.confidence": "train_reward evaluate",
     "registry": "register",
+    "gate": "register",
 }
 """Which stages a changed key reruns by itself; the longest prefix counts. What depends on their outputs follows."""
 
@@ -68,7 +74,7 @@ def test_the_code_of_a_stage_is_what_it_imports(stage):
 def test_files_that_a_module_names_as_neighbours_are_its_code():
     graph = stage_code.build_graph()
     assert "rlhf/evaluation/report.html.j2" in stage_code.code_of(graph, "evaluate")
-    assert "rlhf/served_policy.py" in stage_code.code_of(graph, "register")
+    assert "rlhf/registry/served_policy.py" in stage_code.code_of(graph, "register")
     assert "rlhf/evaluation/report.html.j2" not in stage_code.code_of(graph, "train_ppo")
 
 
@@ -254,6 +260,7 @@ def test_dvc_reruns_what_a_change_concerns(pipeline):
     story: list[tuple[list[str], list[str]]] = [
         (["evaluation.samples=11"], ["evaluate", "register"]),
         (["registry.name=other"], ["register"]),
+        (["gate.max_kl=5"], ["register"]),
         (["ppo.lr=0.0004"], ["train_ppo", "evaluate", "register"]),
         (["reward_model.lr=0.002"], ["train_reward", "register"]),
         (
@@ -281,7 +288,13 @@ def test_what_follows_a_stage_is_told_by_the_graph():
 
 @pytest.mark.parametrize(
     "path",
-    ["rlhf/ppo/losses.py", "rlhf/models/checkpoints.py", "requirements.lock", "stages/evaluate.py", "rlhf/registry.py"],
+    [
+        "rlhf/ppo/losses.py",
+        "rlhf/models/checkpoints.py",
+        "requirements.lock",
+        "stages/evaluate.py",
+        "rlhf/registry/gate.py",
+    ],
 )
 def test_changed_code_reruns_the_stages_that_import_it(pipeline, path):
     users = {stage for stage, block in STAGES.items() if path in block["deps"]}

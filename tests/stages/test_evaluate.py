@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rlhf.data.gsm8k import Problem, write_prepared
 from rlhf.data.prompts import encode_response
 from rlhf.errors import UserError
 from rlhf.evaluation import accuracy
+from rlhf.evaluation.right_answers import problem_id, read_right_answers
 from rlhf.generation.engine import Sample
 from rlhf.models.checkpoints import Manifest, checkpoint_hash, save_checkpoint
 from rlhf.models.tiny import make_tiny
@@ -22,6 +24,7 @@ from rlhf.stage import Stage
 from stages import evaluate
 
 COUNTS = {"gate": 2, "test": 4}
+PANEL_CSV = "iteration,question,gold,response,correct\n0,panel question?,7,#### 8,False\n"
 PPO_CSV = "iteration,score,validation_accuracy\n0,,0.25\n1,0.4,0.5\n"
 
 
@@ -64,7 +67,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for split, count in COUNTS.items():
         problems = [Problem(f"{split} {i}?", f"#### {i}", str(i), f"#### {i}", 0, "test") for i in range(count)]
         write_prepared(tmp_path / f"data/prepared/{split}.parquet", problems)
-    for name, text in {"metrics/ppo.json": '{"best_iteration": 1}', "plots/ppo.csv": PPO_CSV}.items():
+    written = {
+        "metrics/ppo.json": '{"best_iteration": 1}',
+        "plots/ppo.csv": PPO_CSV,
+        "plots/panel.csv": PANEL_CSV,
+    }
+    for name, text in written.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with ExitStack() as held:
@@ -116,6 +124,8 @@ def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixt
         ("test", "sft", "0.25"),
         ("test", "policy", "1.0"),
     ]
+    answers = (stage.workspace / "reports/evaluation/gate.csv").read_text()
+    assert read_right_answers(answers, "strict") == {problem_id(f"gate {i}?", str(i)): True for i in range(2)}
     page = (stage.workspace / "reports/evaluation/index.html").read_text(encoding="utf-8")
     sentence = "SFT 25.0 % → policy 100.0 % on 4 test problems, gain 75.0 points"
     assert sentence in page
@@ -130,9 +140,7 @@ def page_of(stage: Stage) -> str:
     stage.publish()
     page = stage.place / "reports/evaluation/index.html"
     text = page.read_text(encoding="utf-8")
-    page.unlink()
-    page.parent.rmdir()
-    page.parent.parent.rmdir()
+    shutil.rmtree(stage.place / "reports")
     return text
 
 

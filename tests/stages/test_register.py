@@ -17,10 +17,25 @@ from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import checkpoint_hash
 from rlhf.stage import run_stage
 from stages.register import main
-from tests.policies import save_policy
+from tests.policies import PARAMS, save_policy
 
-SPLIT = {"sft": {"accuracy": 0.25, "low": 0.1}, "policy": {"accuracy": 0.75}, "gain": 0.5, "gain_low": 0.4, "n": 8}
+SPLIT = {
+    "n": 8,
+    "method": "strict",
+    "confidence": 0.95,
+    "sft": {"accuracy": 0.25, "low": 0.1, "high": 0.4},
+    "policy": {"accuracy": 0.875, "low": 0.7, "high": 1.0},
+    "gain": 0.625,
+    "gain_low": 0.4,
+    "gain_high": 0.8,
+    "paired": {"both_right": 2, "gained": 5, "lost": 0, "both_wrong": 1},
+    "parse_failures": {"sft": 0.5, "policy": 0.0},
+    "cut_off": {"sft": 0.5, "policy": 0.0},
+}
 EVALUATION = {"gate": SPLIT | {"p_value": 1e-9}, "test": SPLIT | {"p_value": 0.002}}
+ANSWERS = "problem,strict,flexible\n" + "".join(f"{number:016x},{int(number < 7)},1\n" for number in range(8))
+CURVE = "iteration,kl_sequence\n0,\n1,0\n2,0.5\n3,0.75\n4,1.25\n"
+MERITS = "gain on gate +62.5 points, p 0.031"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +50,10 @@ def workspace(tmp_path, monkeypatch, policy) -> Path:
     shutil.copytree(policy, tmp_path / "models/policy")
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics/evaluation.json").write_text(json.dumps(EVALUATION))
-    (tmp_path / "metrics/ppo.json").write_text('{"best_iteration": 3}')
+    (tmp_path / "metrics/ppo.json").write_text('{"best_iteration": 3, "iterations": 4}')
+    for path, text in {"plots/ppo.csv": CURVE, "reports/evaluation/gate.csv": ANSWERS}.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
     return tmp_path
 
 
@@ -71,26 +89,81 @@ def write_lock(workspace: Path, policy_md5: str) -> None:
 def test_it_registers_once_and_then_leaves_no_trace(workspace, store, capsys):
     run_stage("register", main, [])
     hash_start = checkpoint_hash(workspace / "models/policy")[:12]
-    assert f"{model_name()} version 1 (registered, candidate), policy {hash_start}" in capsys.readouterr().out
+    line = f"register: {model_name()} version 1, policy {hash_start}: champion, passed the gate: {MERITS}\n"
+    assert capsys.readouterr().out == line
     before = contents(store)
     run_stage("register", main, [])
-    assert f"{model_name()} version 1 (already registered), policy {hash_start}" in capsys.readouterr().out
+    assert capsys.readouterr().out == line.replace(": champion", ", registered already: champion")
     assert contents(store) == before
 
 
-def test_a_candidate_that_is_another_version_is_told(workspace, store, policy, capsys):
+def change(workspace: Path, path: str, old: str, new: str) -> None:
+    text = (workspace / path).read_text()
+    assert old in text
+    (workspace / path).write_text(text.replace(old, new))
+
+
+def test_a_policy_that_is_no_better_than_the_champion_is_refused_and_stays_candidate(workspace, store, capsys):
     run_stage("register", main, [])
     shutil.rmtree(workspace / "models/policy")
     save_policy(workspace / "models/policy", seed=1)
-    run_stage("register", main, [])
-    shutil.rmtree(workspace / "models/policy")
-    shutil.copytree(policy, workspace / "models/policy")
     capsys.readouterr()
     run_stage("register", main, [])
-    assert f"{model_name()} version 1 (already registered; candidate version: 2), policy " in capsys.readouterr().out
-    store.delete_registered_model_alias(model_name(), "candidate")
+    reason = "not better than champion version 1: +0.0 points, p 1"
+    assert capsys.readouterr().out.endswith(f": refused by the gate: {reason}\n")
+    assert store.get_registered_model(model_name()).aliases == {"champion": 1, "candidate": 2}
+    version = store.get_model_version(model_name(), "2")
+    assert (version.tags["gate"], version.tags["gate.reasons"]) == ("refused", reason)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "reason"),
+    [
+        (
+            "metrics/evaluation.json",
+            '"gained": 5, "lost": 0',
+            '"gained": 0, "lost": 1',
+            "gain on gate -25.0 points, below 0",
+        ),
+        (
+            "metrics/evaluation.json",
+            '"policy": 0.0}, "cut_off"',
+            '"policy": 1.0}, "cut_off"',
+            "100.0 % of its answers w",
+        ),
+        ("params.yaml", "max_kl: 20.0", "max_kl: 1.0", "KL 1.2 nats a sequence, above 1"),
+        ("params.yaml", "alpha: 0.05", "alpha: 0.01", "gain on gate +62.5 points, not significant: p 0.031"),
+    ],
+)
+def test_what_was_measured_and_the_params_decide(workspace, store, capsys, path, old, new, reason):
+    change(workspace, path, old, new)
     run_stage("register", main, [])
-    assert f"{model_name()} version 1 (already registered; candidate version: none), policy " in capsys.readouterr().out
+    assert f": refused by the gate: {reason}" in capsys.readouterr().out
+    assert store.get_registered_model(model_name()).aliases == {"candidate": 1}
+
+
+def test_the_verifiers_method_decides_which_answers_are_compared(workspace, store, capsys):
+    """Strictly 7 of 8 are right, flexibly all: a second policy with the same strict answers has nothing to gain."""
+    run_stage("register", main, [])
+    shutil.rmtree(workspace / "models/policy")
+    save_policy(workspace / "models/policy", seed=1)
+    change(workspace, "metrics/evaluation.json", '"method": "strict"', '"method": "flexible"')
+    change(workspace, "reports/evaluation/gate.csv", ",0,1", ",1,0")
+    run_stage("register", main, [])
+    assert "not better than champion version 1: -12.5 points, p 1" in capsys.readouterr().out
+
+
+def test_the_card_tells_of_the_commit_that_made_the_policy(workspace, store, monkeypatch):
+    """Not of the one from which it is looked at again."""
+    run_stage("register", main, [])
+    before = contents(store)
+    card = store.get_model_version(model_name(), "1").description
+    assert card.startswith(f"# {model_name()}\n")
+    assert f"commit `{anchors.git('rev-parse', 'HEAD')}`" in card
+    assert "5f7" in card
+    monkeypatch.setattr(tracking, "git_tags", lambda: {"mlflow.source.git.commit": "another"})
+    run_stage("register", main, [])
+    assert contents(store) == before
 
 
 def test_the_version_tells_scores_and_lineage(workspace, store):
@@ -107,15 +180,16 @@ def test_the_version_tells_scores_and_lineage(workspace, store):
         "sft_hash": "5f7",
         "source": "tiny:",
         "seed": "0",
-        "params.ppo": '{"lr": 0.5}',
+        "params.ppo": json.dumps(PARAMS.ppo.model_dump(), sort_keys=True),
         "dvc.data/prepared/train.parquet": "d1",
         "dvc.models/sft": "5f7.dir",
         "train_ppo_run_id": trained.id,
         "evaluate_run_id": evaluated.id,
         "ppo.best_iteration": "3",
+        "kl": "1.25",
         "gate.sft_accuracy": "0.25",
-        "gate.policy_accuracy": "0.75",
-        "gate.gain": "0.5",
+        "gate.policy_accuracy": "0.875",
+        "gate.gain": "0.625",
         "gate.gain_low": "0.4",
         "gate.p_value": "1e-09",
         "test.p_value": "0.002",
@@ -150,17 +224,21 @@ def test_a_server_that_is_down_fails_the_stage_with_one_line(workspace, monkeypa
     assert "Connection refused" in line
 
 
-@pytest.mark.parametrize(
-    ("path", "writer"), [("metrics/evaluation.json", "evaluate"), ("metrics/ppo.json", "train_ppo")]
-)
+INPUTS = {
+    "metrics/evaluation.json": "evaluate",
+    "metrics/ppo.json": "train_ppo",
+    "plots/ppo.csv": "train_ppo",
+    "reports/evaluation/gate.csv": "evaluate",
+}
+
+
+@pytest.mark.parametrize(("path", "writer"), INPUTS.items())
 def test_a_missing_input_names_the_stage_to_run(workspace, capfd, path, writer):
     (workspace / path).unlink()
     assert f"{path} is missing: run dvc repro {writer}" in failure(capfd)
 
 
-@pytest.mark.parametrize(
-    ("path", "writer"), [("metrics/evaluation.json", "evaluate"), ("metrics/ppo.json", "train_ppo")]
-)
+@pytest.mark.parametrize(("path", "writer"), INPUTS.items())
 @pytest.mark.parametrize("content", ["", '{"gate": {"sft": ', "{}", "[]"])
 def test_a_damaged_input_names_the_stage_to_run(workspace, capfd, path, writer, content):
     (workspace / path).write_text(content)

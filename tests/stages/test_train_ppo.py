@@ -39,6 +39,7 @@ OUTPUTS = (
     "models/policy/value_head.safetensors",
     "metrics/ppo.json",
     "plots/ppo.csv",
+    "plots/panel.csv",
 )
 
 

@@ -11,6 +11,8 @@ import pytest
 from rlhf.errors import UserError
 from tasks.summary import Summary, as_markdown, as_text, read_evaluation, run_link
 
+REFUSED = "gsm8k-policy version 3, policy 0123456789ab: refused by the gate: gain on gate -1.0 points, below 0"
+
 
 def split(n: int, sft: float, policy: float) -> dict[str, Any]:
     return {
@@ -32,7 +34,7 @@ def split(n: int, sft: float, policy: float) -> dict[str, Any]:
 def summary() -> Summary:
     return Summary(
         evaluation={"gate": split(400, 0.3, 0.72), "test": split(500, 0.312, 0.744)},
-        registered="gsm8k-policy version 3 (registered, candidate), policy 0123456789ab",
+        registered=REFUSED,
         run_id="abc",
         unchanged=("prepare_data", "fetch_sft"),
     )
@@ -43,7 +45,7 @@ def test_the_lines_for_the_terminal(summary: Summary) -> None:
     assert lines[0] == "unchanged         prepare_data, fetch_sft"
     assert lines[1] == "accuracy on test  SFT 31.2 % → policy 74.4 % [71.4, 77.4], 500 problems"
     assert lines[2] == "gain              +43.2 [+38.2, +48.2] points, 95% intervals"
-    assert lines[3] == "registered        gsm8k-policy version 3 (registered, candidate), policy 0123456789ab"
+    assert lines[3] == f"registered        {REFUSED}"
     assert lines[4] == "report            reports/evaluation/index.html"
     assert lines[5] == "MLflow run        abc"
     assert "make ui" in lines[6]

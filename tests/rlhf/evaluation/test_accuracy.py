@@ -78,6 +78,7 @@ def test_responses_are_graded_in_the_order_of_the_problems(
     assert [row.length for row in graded] == [len(responses[0].tokens), 0, *(len(r.tokens) for r in responses[1:])]
     assert accuracy(graded) == pytest.approx(2 / 5)
     assert sum(done) == 5
+    assert [row.prompt for row in graded if not row.too_long] == call["prompts"] and graded[1].prompt == []
     assert call["prompts"] == [render_prompt(tokenizer, q, params.prompt) for q in ("a?", "b?", "c?", "d?")]
     assert call["stop_ids"] == [tokenizer.eos_token_id]
     assert call["max_new_tokens"] == params.ppo.sampling.max_new_tokens

@@ -10,7 +10,21 @@ from typing import Any
 import pytest
 
 from rlhf.evaluation.accuracy import Graded
-from rlhf.evaluation.report import Checkpoint, headline, outcome, pick_samples, points, render, samples_csv, verdict
+from rlhf.evaluation.divergence import Divergence, Place, TokenKl
+from rlhf.evaluation.length_buckets import length_buckets
+from rlhf.evaluation.report import (
+    Checkpoint,
+    PanelRun,
+    headline,
+    outcome,
+    panel_problems,
+    pick_samples,
+    points,
+    render,
+    samples_csv,
+    verdict,
+    visible,
+)
 from rlhf.evaluation.statistics import compare
 
 ATTACK = "<script>alert('x')</script><img src=https://example.org/x.png>"
@@ -42,7 +56,7 @@ class Page(HTMLParser):
 
 
 def graded(question: str, correct: bool, response: str = "#### 1") -> Graded:
-    return Graded(question, "1", response, correct, correct, correct, True, True, [5] * 7, False)
+    return Graded(question, "1", response, correct, correct, correct, True, True, [3], [5] * 7, False)
 
 
 # Of ten problems: three gained, two lost, one wrong both times, four right both times.
@@ -58,11 +72,27 @@ ITERATIONS = [
 ]
 
 
+LENGTHS = [30, 31, 32, 33, 34, 45, 46, 47, 48, 49]
+KL = Divergence(
+    sequence=1.25,
+    token=0.0125,
+    tokens=[TokenKl(" 12\n", 40, 0.5, 0.8)],
+    places=[Place("How many?", "3 + 9 =", " 12", " apples", 2.5, [(" 11", 0.75)], [(" 12", 0.9375)])],
+)
+PANEL = [
+    {"iteration": str(i), "question": "panel question", "gold": "7", "response": text, "correct": right}
+    for i, text, right in ((0, "#### 8", "False"), (3, "#### 7", "True"), (6, "#### 7", "True"), (9, "#### 8", "False"))
+]
+
+
 def page(**changes: Any) -> str:
     arguments: dict[str, Any] = {
         "metrics": {split: compare(SFT, POLICY, "strict", 0.95) for split in ("gate", "test")},
         "ppo": {"best_iteration": 1},
         "iterations": ITERATIONS,
+        "buckets": length_buckets(LENGTHS, SFT, POLICY, [0.5] * 5 + [2.0] * 5, 0.95),
+        "divergence": KL,
+        "panel": panel_problems(PANEL),
         "samples": pick_samples(SFT, POLICY, 10),
         "checkpoints": CHECKPOINTS,
         "params": {"seed": 0, "ppo": {"lr": 0.0003}},
@@ -108,7 +138,10 @@ def test_verdict_follows_the_interval(low: float, high: float, words: str) -> No
 
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     samples = pick_samples([graded(ATTACK, True, ATTACK)], [graded(ATTACK, False, ATTACK)], 1)
-    html = page(samples=samples, params={"prompt": ATTACK})
+    places = [Place(ATTACK, ATTACK, ATTACK, ATTACK, 2.5, [(ATTACK, 0.5)], [(ATTACK, 0.5)])]
+    moved = Divergence(1.0, 0.1, [TokenKl(ATTACK, 1, 1.0, 1.0)], places)
+    panel = panel_problems([{**PANEL[0], "question": ATTACK, "gold": ATTACK, "response": ATTACK}])
+    html = page(samples=samples, params={"prompt": ATTACK}, divergence=moved, panel=panel)
     parsed = Page(html)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(parsed.tags)
     assert parsed.active == []
@@ -141,6 +174,39 @@ def test_the_page_says_what_a_reader_looks_for() -> None:
     for row in SFT + POLICY:
         assert row.question in text
         assert row.response in text
+
+
+def test_gain_and_kl_by_length() -> None:
+    text = " ".join(Page(page()).text.split())
+    assert "30–31 tokens 100.0 [" in text and "32–34 tokens −33.3 [" in text
+    assert "30–312 0.0 % → 100.0 % 0.0 % → 0.0 % 7.0 → 7.0 0.50" in text
+    assert "32–343 66.7 % → 33.3 % 0.0 % → 0.0 % 7.0 → 7.0 0.50" in text
+    assert "47–493 100.0 % → 100.0 % 0.0 % → 0.0 % 7.0 → 7.0 2.00" in text
+    assert "1.25 nats an answer, 0.0125 a token" in text
+
+
+def test_the_tokens_and_places_with_most_kl() -> None:
+    text = " ".join(Page(page()).text.split())
+    assert "␣12↵400.50080.0 %" in text
+    assert "2.50 natsHow many? 3 + 9 =␣12 apples" in text
+    assert "SFT would write ␣11 75.0 %" in text
+    assert "Policy would write ␣12 93.8 %" in text
+    same = " ".join(Page(page(divergence=Divergence(0.0, 0.0, [], []))).text.split())
+    assert "The two models are the same." in same and "would write" not in same
+    assert visible("") == "∅"
+
+
+def test_equal_answers_of_the_panel_in_a_row_are_one() -> None:
+    (problem,) = panel_problems(PANEL)
+    assert (problem.question, problem.gold) == ("panel question", "7")
+    assert problem.runs == [
+        PanelRun(0, 0, "#### 8", False),
+        PanelRun(3, 6, "#### 7", True),
+        PanelRun(9, 9, "#### 8", False),
+    ]
+    text = " ".join(Page(page(ppo={"best_iteration": 6})).text.split())
+    assert "iterations 3 to 6 ✓ right selected #### 7" in text
+    assert "through training" not in page(panel=[])
 
 
 def test_no_selected_iteration_reads_as_no_gain() -> None:

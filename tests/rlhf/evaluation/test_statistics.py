@@ -115,6 +115,7 @@ def graded(question: str, correct: bool, **changes: object) -> Graded:
         "flexible": correct,
         "parsed": True,
         "finished": True,
+        "prompt": [3, 4],
         "tokens": [5, 6, 7],
         "too_long": False,
     }

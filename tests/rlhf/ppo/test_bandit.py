@@ -20,6 +20,7 @@ from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params
 from rlhf.ppo.kl import estimates
+from rlhf.ppo.panel import Validation
 from rlhf.ppo.rollout import Prompt, Rollout, build_experience, evaluate_actions, whiten_advantages
 from rlhf.ppo.trainer import Loop, Progress, lr_share, train
 from rlhf.ppo.update import Learner, update
@@ -239,7 +240,7 @@ def test_the_sampled_loop_finds_the_optimum_over_sequences() -> None:
         tokenizer=tiny_tokenizer(),
         prompts=[Prompt(Problem("question", "#### 1", "1", "#### 1", 1, "test"), PROMPT)],
         demonstrations=[],
-        validate=lambda actor_critic: {"validation_accuracy": 0.0},
+        validate=lambda actor_critic: Validation({"validation_accuracy": 0.0}),
         on_iteration=lambda row: None,
         save=lambda progress: None,
     )
@@ -248,4 +249,4 @@ def test_the_sampled_loop_finds_the_optimum_over_sequences() -> None:
     optimum, policy = softmax_optimum(ref, scores), probabilities(learner.actor_critic, every)
     assert distance(ref, optimum) > 0.3
     assert distance(policy, optimum) < CLOSE
-    assert float((policy * scores).sum()) >= 0.98 * float((optimum * scores).sum())
+    assert float((policy * scores).sum()) >= 0.99 * float((optimum * scores).sum())

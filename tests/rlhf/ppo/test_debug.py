@@ -81,7 +81,7 @@ def test_a_fatal_alarm_is_told_before_it_ends_training() -> None:
 
 
 def test_the_ratio_is_checked_with_the_weights_of_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(guards.RATIO_TOLERANCE, torch.float32, -1.0)
+    monkeypatch.setattr(guards, "LOG_RATIO_TOLERANCE", -1.0)
     toy, heard = alarmed("ppo.iterations=1", "ppo.epochs=2")
     assert [alarm.name for alarm in heard.alarms] == ["ratio"]
     assert same(heard.weights[0], weights(Toy(toy_params()).learner))

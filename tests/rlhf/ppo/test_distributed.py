@@ -17,9 +17,11 @@ from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UsageError
+from rlhf.evaluation.accuracy import Graded
 from rlhf.models.sharding import whole
 from rlhf.ppo import debug, setup, state
 from rlhf.ppo.collect import concatenate_rows
+from rlhf.ppo.panel import panel_of
 from rlhf.ppo.rollout import Experience
 from rlhf.ppo.trainer import Progress, train
 from rlhf.ppo.update import Learner, UpdateStats, update
@@ -217,13 +219,13 @@ def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(tmp_pat
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_answers_its_share_of_the_validation(tmp_path: Path, strategy: str) -> None:
-    """One word for each: one ends the response, another is the right number."""
+    """One word for each: one ends the response, another is the right number. The panel is on every rank."""
     problems = [Problem(f"w{number}", "#### 15", "15", "#### 15", 1, "test") for number in range(3, 10)]
     words = {"15" if token == 15 else f"w{token}": token for token in range(VOCABULARY)}
     speaker = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w2")), eos_token="w36")
     speaker.chat_template = "{{ messages[-1]['content'] }}"
     params = toy_params(
-        "evaluation.batch_size=4", "ppo.sampling.max_new_tokens=1", "verifier.method=flexible", strategy
+        "evaluation.batch_size=4", "ppo.sampling.max_new_tokens=1", "verifier.method=flexible", "ppo.panel=5", strategy
     )
 
     class Scorer:
@@ -233,17 +235,20 @@ def test_each_rank_answers_its_share_of_the_validation(tmp_path: Path, strategy:
 
     asked: list[int] = []
 
-    def validation(ranks: Ranks) -> tuple[dict[str, float], list[int]]:
+    def validation(ranks: Ranks) -> tuple[dict[str, float], list[Graded], list[int]]:
         asked.clear()
         validate = setup.validation(problems, speaker, Scorer(), params, ranks)  # type: ignore[arg-type]
-        return validate(toy_actor_critic(params, ranks)), list(asked)
+        found = validate(toy_actor_critic(params, ranks))
+        return found.numbers, list(found.panel), list(asked)
 
-    alone, everything = validation(ALONE)
+    alone, panel, everything = validation(ALONE)
     assert everything == [7]
     assert alone == pytest.approx({"validation_accuracy": 1 / 7, "validation_score": 0.1})
+    assert [row.question for row in panel] == [problems[number].question for number in panel_of(problems, 5)]
     one, other = in_ranks(tmp_path, validation)
     assert one[0] == other[0] == pytest.approx(alone)
-    assert (one[1], other[1]) == ([3], [4])
+    assert one[1] == other[1] == panel
+    assert (one[2], other[2]) == ([3], [4])
 
 
 # --- the whole run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -35,16 +37,17 @@ def test_rollouts(row: dict[str, float], overrides: tuple[str, ...], names: list
 
 
 @pytest.mark.parametrize(
-    ("ratio", "dtype", "rings"),
+    ("log_ratio", "kl", "dtype", "told"),
     [
-        (5e-5, torch.float32, False),
-        (2e-2, torch.bfloat16, False),
-        (2e-4, torch.float32, True),
-        (0.2, torch.bfloat16, True),
-        (float("nan"), torch.float32, True),
+        (5e-5, 1e-9, torch.float32, []),
+        (2e-4, 1e-9, torch.float32, ["log ratio is 0.0002"]),
+        (math.nan, math.nan, torch.float32, ["log ratio is nan"]),
+        (0.4, 5e-4, torch.bfloat16, []),
+        (0.4, 3e-3, torch.bfloat16, ["kl is 0.003"]),
+        (math.nan, math.nan, torch.bfloat16, ["kl is nan"]),
     ],
 )
-def test_updates(ratio: float, dtype: torch.dtype, rings: bool) -> None:
-    alarms = guards.of_update({"first_log_ratio": ratio}, dtype)
-    assert bool(alarms) == rings
-    assert all("log ratio" in alarm.text and not alarm.fatal for alarm in alarms)
+def test_updates(log_ratio: float, kl: float, dtype: torch.dtype, told: list[str]) -> None:
+    alarms = guards.of_update({"first_log_ratio": log_ratio, "first_kl": kl}, dtype)
+    assert len(alarms) == len(told)
+    assert all(text in alarm.text and not alarm.fatal for text, alarm in zip(told, alarms, strict=True))

@@ -33,7 +33,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bundled(place: Path, sft: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Path, dict[str, float]]:
     """The bundle of a run whose ratio alarm rings at once, and the row of its first iteration."""
-    monkeypatch.setitem(guards.RATIO_TOLERANCE, torch.float32, -1.0)
+    monkeypatch.setattr(guards, "LOG_RATIO_TOLERANCE", -1.0)
     toy = Toy(toy_params(*overrides))
     toy.on_alarm = Recorder(place, toy.learner, toy.params, checkpoint_hash(sft))
     rows = train(toy.loop(), Progress()).rows

@@ -164,8 +164,9 @@ CUT = toy_params("ppo.sampling.top_k=7", "ppo.sampling.top_p=0.9").ppo.sampling
 
 
 def test_without_truncation_nothing_is_cut_and_nothing_kept() -> None:
-    for exact in (False, True):
-        drawn = rollout(toy_actor_critic(toy_params()), [7, 2, 11], exact=exact)
+    more_than_there_are = toy_params("ppo.sampling.top_k=1000").ppo.sampling
+    for exact, sampling in ((False, None), (True, None), (True, more_than_there_are)):
+        drawn = rollout(toy_actor_critic(toy_params()), [7, 2, 11], exact=exact, sampling=sampling)
         assert drawn.cut_mass == pytest.approx(0, abs=1e-12) and drawn.kept is None
 
 

@@ -112,6 +112,7 @@ def test_the_round_trip_keeps_everything(tmp_path: Path) -> None:
     other = Toy(toy_params())
     loaded = state.load(tmp_path, other.learner)
     assert other.learner.bad_steps == 2
+    assert loaded.panel == progress.panel and [answer["iteration"] for answer in loaded.panel] == [0, 1, 2, 3]
     assert loaded.kl_coef == 0.1 + 0.2
     last = loaded.rows[-1].pop("accuracy"), progress.rows[-1].pop("accuracy")
     assert all(value != value for value in last)

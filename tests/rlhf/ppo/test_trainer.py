@@ -12,6 +12,7 @@ import torch
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
 from rlhf.models.lora import add_adapter
+from rlhf.ppo.panel import Validation
 from rlhf.ppo.trainer import Progress, lr_share, train
 from rlhf.ppo.update import Learner
 from tests.rlhf.ppo.toy import Toy, low_tokens, same, toy_params, weights
@@ -74,6 +75,21 @@ def test_validates_at_the_start_every_so_often_and_at_the_end(every: int, valida
     rows = train(Toy(toy_params("ppo.iterations=5", f"ppo.eval_every={every}")).loop(), Progress()).rows
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert [int(row["iteration"]) for row in rows if "validation_accuracy" in row] == validated
+
+
+def test_the_panels_answers_are_kept_at_every_validation() -> None:
+    toy = Toy(toy_params("ppo.iterations=5", "ppo.eval_every=2"), validate=validations(0.1, 0.2, 0.3, 0.4))
+    kept: list[list[int]] = []
+    toy.save = lambda _, progress: kept.append([answer["iteration"] for answer in progress.panel])
+    panel = train(toy.loop(), Progress()).panel
+    assert [(answer["iteration"], answer["response"]) for answer in panel] == [
+        (0, "0.1\nß"),
+        (2, "0.2\nß"),
+        (4, "0.3\nß"),
+        (5, "0.4\nß"),
+    ]
+    assert panel[0] == {"iteration": 0, "question": "q", "gold": "1", "response": "0.1\nß", "correct": False}
+    assert kept == [[0], [0], [0, 2], [0, 2], [0, 2, 4], [0, 2, 4, 5]]  # each saved with its row
 
 
 def test_the_policy_before_ppo_wins_where_nothing_is_strictly_better() -> None:
@@ -206,9 +222,11 @@ def test_every_iteration_takes_the_next_prompts() -> None:
 def test_selection_by_the_reward_model_looks_at_its_score() -> None:
     toy = Toy(toy_params("reward=reward_model", "ppo.selection=reward_model", "ppo.eval_every=1"))
     scores, accuracies = iter([0.1, 0.7, -0.2, 0.7]), iter([0.5, 0.4, 0.9, 0.6])
-    loop = replace(
-        toy.loop(), validate=lambda _: {"validation_accuracy": next(accuracies), "validation_score": next(scores)}
-    )
+
+    def validate(_: ActorCritic) -> Validation:
+        return Validation({"validation_accuracy": next(accuracies), "validation_score": next(scores)})
+
+    loop = replace(toy.loop(), validate=validate)
     progress = train(loop, Progress())
     assert (progress.best_iteration, progress.best_value) == (1, 0.7)
     assert progress.rows[1]["validation_accuracy"] == 0.4

@@ -56,6 +56,13 @@ def run(
     return update(learner, experience, settings, train_policy=train_policy, **keys)
 
 
+def seen_by(learner: Learner, experience: Experience, settings: Ppo) -> list[UpdateStats]:
+    """What the update saw of each minibatch."""
+    told: list[UpdateStats] = []
+    run(learner, experience, settings, on_minibatch=lambda _, seen: told.append(seen))
+    return told
+
+
 def naive_loss(actor_critic: ActorCritic, experience: Experience, settings: Ppo) -> Tensor:
     """The mean over response tokens of the clipped losses and the entropy bonus, token by token."""
     actions = actor_critic(experience.batch, settings.sampling.temperature)
@@ -94,17 +101,19 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("size", [1, 3, 5, 16])
 def test_micro_batches_change_neither_the_gradient_nor_the_statistics(size: int) -> None:
     _, experience, settings = setting("ppo.minibatches=2", "ppo.entropy_coef=0.03")
-    results = []
+    results, largest = [], []
     for micro_batch_size in (8, size):
         learner = Recorder(moved(toy_actor_critic(toy_params())), settings)
         changed = settings.model_copy(update={"micro_batch_size": micro_batch_size})
         results.append((learner, run(learner, experience, changed)))
+        largest.append(seen_by(Recorder(moved(toy_actor_critic(toy_params())), settings), experience, changed))
     (whole, stats), (parts, part_stats) = results
     assert len(whole.gradients) == len(parts.gradients) == 2
     for one, other in zip(whole.gradients, parts.gradients, strict=True):
         close(one, other)
     assert part_stats.means() == pytest.approx(stats.means(), abs=1e-5, rel=1e-4)
-    assert part_stats.first_log_ratio == pytest.approx(stats.first_log_ratio, abs=1e-5)
+    ratios = [[seen.log_ratio for seen in minibatches] for minibatches in largest]
+    assert ratios[1] == pytest.approx(ratios[0], abs=1e-5) and min(ratios[0]) > 0.01
 
 
 def test_kl_in_the_loss_and_importance_weights_by_the_naive_sum() -> None:
@@ -195,22 +204,20 @@ def test_every_pass_sees_every_row_once_in_an_order_of_its_own() -> None:
 
 def test_the_first_minibatch_has_ratio_one_and_no_clipping() -> None:
     actor_critic, experience, settings = setting("ppo.micro_batch_size=3")
-    stats = run(Learner(actor_critic, settings), experience, settings)
-    assert stats.first_log_ratio <= 1e-4
+    (stats,) = seen_by(Learner(actor_critic, settings), experience, settings)
+    assert stats.log_ratio <= 1e-4
     assert stats.means()["clip_fraction"] == 0
     assert stats.means()["approx_kl"] == pytest.approx(0, abs=1e-8)
     assert stats.tokens == int(experience.batch.mask.sum())
 
 
-def test_the_ratio_check_looks_at_the_whole_first_minibatch_and_no_further() -> None:
+def test_the_largest_log_ratio_is_that_of_the_whole_minibatch() -> None:
     actor_critic, experience, settings = setting("ppo.micro_batch_size=1", "ppo.epochs=2")
     wrong = experience.logprobs.clone()
     row = int(experience.batch.lengths.argmax())
     wrong[row] -= experience.batch.mask[row] * 0.5
-    stats = run(Recorder(actor_critic, settings), experience._replace(logprobs=wrong), settings)
-    assert stats.first_log_ratio == pytest.approx(0.5, abs=1e-3)
-    many = settings.model_copy(update={"epochs": 4})
-    assert run(Learner(actor_critic, settings), experience, many).first_log_ratio <= 1e-4
+    minibatches = seen_by(Recorder(actor_critic, settings), experience._replace(logprobs=wrong), settings)
+    assert [seen.log_ratio for seen in minibatches] == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
 def test_a_gradient_that_is_not_finite_steps_nothing_and_three_in_a_row_stop() -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rlhf.config import compose, validate
 from rlhf.data.gsm8k import Problem
 from rlhf.distributed import ALONE, Ranks
+from rlhf.evaluation.accuracy import Graded
 from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers
 from rlhf.models.batches import TokenBatch
 from rlhf.models.lora import add_adapter, has_adapter
@@ -22,6 +23,7 @@ from rlhf.params import Params
 from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
 from rlhf.ppo.metrics import Row
+from rlhf.ppo.panel import Validation
 from rlhf.ppo.rollout import Experience, Prompt, build_experience, evaluate_actions, sample
 from rlhf.ppo.trainer import Loop, Progress
 from rlhf.ppo.update import Learner
@@ -87,6 +89,12 @@ def weight_score(actor_critic: ActorCritic) -> float:
     return 0.5 + 0.1 * float(torch.sin(sum(whole(p.detach()).double().sum() for p in actor_critic.policy.parameters())))
 
 
+def validation(accuracy: float) -> Validation:
+    """With a panel of one problem, whose answer is the accuracy."""
+    answer = Graded("q", "1", f"{accuracy}\nß", False, False, False, True, True, [3], [4], False)
+    return Validation({"validation_accuracy": accuracy}, [answer])
+
+
 @dataclass
 class Toy:
     """A loop with what it told and saved."""
@@ -113,7 +121,7 @@ class Toy:
             tokenizer=tokenizer(),
             prompts=toy_prompts(),
             demonstrations=toy_demonstrations(),
-            validate=lambda actor_critic: {"validation_accuracy": self.validate(actor_critic)},
+            validate=lambda actor_critic: validation(self.validate(actor_critic)),
             on_iteration=self.on_iteration,
             save=lambda progress: self.save(self.learner, progress),
             on_alarm=self.on_alarm,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlhf.errors import UserError
-from rlhf.training.optimisation import adamw, clip_gradients, finite, warmup_and_decay
+from rlhf.training.optimisation import adamw, clip_gradients, finite, take_step, warmup_and_decay
 
 
 def test_the_learning_rate_rises_and_falls_linearly_to_a_tenth() -> None:
@@ -48,3 +48,24 @@ def test_only_finite_numbers_pass() -> None:
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(UserError, match=r"^sft.finetune.lr: the loss is not finite at step 3: lower"):
             finite(value, "loss", 3, "sft.finetune.lr")
+
+
+def test_a_step_clips_moves_at_the_rate_and_forgets_the_gradient() -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 1.0]))
+    optimiser = adamw([parameter], lr=1.0, weight_decay=0.0)
+    parameter.grad = torch.tensor([3.0, -4.0])
+    numbers = take_step(optimiser, 2.0, 0, lr=0.1, max_grad_norm=1.0, key="sft.finetune.lr")
+    assert numbers == {"loss": 2.0, "grad_norm": 5.0, "lr": 0.1}
+    assert parameter.tolist() == pytest.approx([0.9, 1.1], abs=1e-5)
+    assert parameter.grad is None
+    assert optimiser.state[parameter]["exp_avg"].tolist() == pytest.approx([0.06, -0.08], abs=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_not_taken() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimiser = adamw([parameter], lr=1.0, weight_decay=0.0)
+    for loss, gradient, name in ((math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")):
+        parameter.grad = torch.tensor([gradient])
+        with pytest.raises(UserError, match=rf"^reward_model.lr: the {name} is not finite at step 4"):
+            take_step(optimiser, loss, 4, lr=0.1, max_grad_norm=1.0, key="reward_model.lr")
+    assert parameter.item() == 1

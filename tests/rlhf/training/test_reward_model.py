@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.models.reward_model import from_policy
 from rlhf.params import RewardModel
 from rlhf.training import reward_model as training
-from rlhf.training.reward_model import TokenPair, _accumulate, fit, pair_accuracy, pair_losses, score_pairs
+from rlhf.training.reward_model import TokenPair, _accumulate, fit, pair_losses, score_all, score_pairs
 from tests.tiny_models import EOS, PAD, random_tokens, tiny_model
 
 GOOD, BAD = 5, 6
@@ -68,6 +68,11 @@ def run(
     return steps
 
 
+def share_right(model: PreTrainedModel, pairs: Sequence[TokenPair], size: int = 4) -> float:
+    scores = score_all(model, pairs, size, PAD, torch.float32)
+    return sum(chosen > rejected for chosen, rejected in scores) / len(pairs)
+
+
 def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -91,6 +96,9 @@ def test_scores_are_in_the_order_of_the_pairs() -> None:
             tokens = [torch.tensor([[*pair.prompt, *answer]]) for answer in (pair.chosen, pair.rejected)]
             expected = [float(model(row).logits) for row in tokens]
             assert [float(chosen[number]), float(rejected[number])] == pytest.approx(expected, abs=1e-4)
+    for size in (1, 4, 100):
+        for number, scores in enumerate(score_all(model, pairs, size, PAD, torch.float32)):
+            assert scores == pytest.approx((float(chosen[number]), float(rejected[number])), abs=1e-4)
 
 
 def test_loss_and_gradient_are_those_of_the_mean_pair() -> None:
@@ -107,14 +115,14 @@ def test_loss_and_gradient_are_those_of_the_mean_pair() -> None:
     for size in (1, 3, 100):
         loss, accuracy = _accumulate(model, pairs, size, PAD, torch.float32)
         assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
-        assert accuracy == pair_accuracy(model, pairs, size, PAD, torch.float32)
+        assert accuracy == share_right(model, pairs, size)
         for name, gradient in gradients(model).items():
             torch.testing.assert_close(gradient, expected_gradients[name], atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_equal_scores_count_as_wrong() -> None:
     pairs = [pair for question in questions() for pair in question]
-    assert pair_accuracy(from_policy(tiny_model(), PAD), pairs, 4, PAD, torch.float32) == 0
+    assert _accumulate(from_policy(tiny_model(), PAD), pairs, 4, PAD, torch.float32)[1] == 0
 
 
 def test_learns_the_order_and_keeps_it_on_new_questions() -> None:
@@ -123,7 +131,7 @@ def test_learns_the_order_and_keeps_it_on_new_questions() -> None:
     assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert steps[-1]["loss"] < 0.2
     held_out = [pair for question in questions(8, seed=100) for pair in question]
-    assert pair_accuracy(model, held_out, 4, PAD, torch.float32) == 1
+    assert share_right(model, held_out) == 1
 
 
 def test_all_pairs_of_a_question_stand_in_one_batch_and_every_epoch_sees_each_once(

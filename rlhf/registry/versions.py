@@ -1,36 +1,33 @@
-"""The MLflow model registry: each policy is one version, known by the hash of its manifest."""
+"""Registering: each policy is one version, known by the hash of its manifest; the latest one is the candidate."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import sqlite3
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rlhf import anchors
 from rlhf.errors import UserError
-from rlhf.models.checkpoints import checkpoint_hash, verify_files
+from rlhf.hashes import sha256_file
+from rlhf.models.checkpoints import checkpoint_hash, read_manifest, verify_files
+from rlhf.registry.server import SERVED_POLICY, files, has_model, lock, patience, server, version_uri
 from rlhf.tracking import Run
-from rlhf.tracking_server import client, quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models.model import ModelInfo
 
-ALIAS = "candidate"
-"""Held by the version that was registered last."""
-SERVED_POLICY = Path(__file__).with_name("served_policy.py")
+CANDIDATE = "candidate"
+"""The alias of the version that was registered last."""
+REGISTERED = "registered"
+"""The tag of a version that is complete."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "jinja2", "numpy", "pandas")
 """What loading a registered policy needs, at the lock file's versions."""
-UPLOAD_TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,8 @@ class Version:
     name: str
     number: str
     policy_hash: str
+    tags: Mapping[str, str] = field(compare=False)
+    """Its scores and its lineage, as they were when it was registered."""
 
 
 def find_version(name: str, directory: Path) -> Version | None:
@@ -48,10 +47,10 @@ def find_version(name: str, directory: Path) -> Version | None:
     Raises UserError where the server cannot be reached.
     """
     policy_hash = checkpoint_hash(directory)
-    with _server() as registry:
+    with server() as registry:
         for found in _search(registry, name, policy_hash):
-            if "registered" in found.tags and _is_whole(found, directory):
-                return Version(name, str(found.version), policy_hash)
+            if REGISTERED in found.tags and _is_whole(found, directory):
+                return Version(name, str(found.version), policy_hash, found.tags)
     return None
 
 
@@ -69,56 +68,25 @@ def register_policy(
     A policy that is registered already stays as it is: no second version, and the alias stays where it is. A
     registration that was interrupted is completed; where the files of a version are gone, another one is made.
     `metrics` and `lineage` become the version's tags, `run` its source run, `max_new_tokens` the default length of its
-    answers. Raises UserError where the server cannot be reached.
+    answers. Raises UserError where the server cannot be reached or keeps other bytes than it was sent.
     """
     verify_files(directory)
     policy_hash = checkpoint_hash(directory)
-    with _lock(), _server() as registry:
+    with lock("register", name), server() as registry:
         versions = _search(registry, name, policy_hash)
-        found = next((version for version in versions if _is_whole(version, directory)), None)
+        found = next((version for version in versions if _is_usable(version, directory)), None)
         if found is None:
             for lost in versions:
                 print(f"register: the files of {name} version {lost.version} are gone: registering it anew", flush=True)
             logged = _log_model(registry, directory, metrics, max_new_tokens, run)
             tags = {key: str(value) for key, value in {**lineage, **metrics, "policy_hash": policy_hash}.items()}
             found = _create_version(registry, name, logged, tags)
-        if "registered" not in found.tags:
-            registry.set_registered_model_alias(name, ALIAS, found.version)
-            registry.set_model_version_tag(name, found.version, "registered", "true")
-    return Version(name, str(found.version), policy_hash)
-
-
-def candidate_number(name: str) -> str:
-    """The number of the version that is the candidate; empty where there is none."""
-    with _server() as registry:
-        return str(registry.get_registered_model(name).aliases.get(ALIAS, ""))
-
-
-def ask_candidate(name: str, question: str) -> str:
-    """The registered candidate's answer; raises UserError where there is no candidate or the question is too long."""
-    mlflow = quiet_mlflow()
-    with _server() as registry:
-        try:
-            version = registry.get_model_version_by_alias(name, ALIAS)
-        except mlflow.MlflowException as error:
-            if error.get_http_status_code() >= 500:
-                raise
-            place = without_password(anchors.tracking_uri())
-            raise UserError(f"{place} has no {ALIAS} of {name}: run the pipeline first: make run") from None
-        again = "register it again: make repro stage=register"
-        if not _has_model(version):
-            raise UserError(f"{name} version {version.version}: its files are gone: {again}")
-        files = mlflow.artifacts.download_artifacts(artifact_uri=_uri(version))
-        try:
-            served = mlflow.pyfunc.load_model(files)
-        except (mlflow.MlflowException, OSError) as error:
-            fault = f"{name} version {version.version}: {reason(error)}"
-            raise UserError(f"{fault}: delete this version in MLflow (make ui) and {again}") from None
-    try:
-        answer: str = served.predict([question])[0]
-    except mlflow.MlflowException as error:
-        raise UserError(error.message) from None
-    return answer
+            if not _has_same_bytes(found, directory):
+                raise UserError(f"{name} version {found.version}: its files changed on the way: register it again")
+        if REGISTERED not in found.tags:
+            registry.set_registered_model_alias(name, CANDIDATE, found.version)
+            registry.set_model_version_tag(name, found.version, REGISTERED, "true")
+    return Version(name, str(found.version), policy_hash, found.tags)
 
 
 def _log_model(
@@ -134,7 +102,7 @@ def _log_model(
         raise MlflowException("no run can be made")
     run.flush()
     mlflow.set_experiment(experiment_id=registry.get_run(run.id).info.experiment_id)
-    with _patience(), _without_links(directory) as plain:
+    with patience(), _without_links(directory) as plain:
         return Model.log(
             None,
             flavor=mlflow.pyfunc,
@@ -163,58 +131,37 @@ def _search(registry: MlflowClient, name: str, policy_hash: str) -> Sequence[Mod
     return registry.search_model_versions(f"name='{name}' and tags.policy_hash='{policy_hash}'")
 
 
+def _is_usable(version: ModelVersion, directory: Path) -> bool:
+    """Whether the version has the policy's files; those of an interrupted registration are read to the last byte."""
+    return _is_whole(version, directory) and (REGISTERED in version.tags or _has_same_bytes(version, directory))
+
+
 def _is_whole(version: ModelVersion, directory: Path) -> bool:
     """Whether the version still has the files that it was registered with, those of `directory` by name and size."""
-    if not _has_model(version):
+    if not has_model(version):
         return False
-    (checkpoint,) = _files(version, "artifacts") or ("",)
+    checkpoint = _checkpoint(version)
     for folder in {path.parent for path in directory.rglob("*") if path.is_file()}:
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-        place = PurePosixPath("artifacts", checkpoint, folder.relative_to(directory))
-        if not sizes.items() <= _files(version, str(place)).items():
+        if not sizes.items() <= files(version, str(checkpoint / folder.relative_to(directory))).items():
             return False
     return True
 
 
-def _has_model(version: ModelVersion) -> bool:
-    return {"MLmodel", SERVED_POLICY.name} <= _files(version).keys()
-
-
-def _files(version: ModelVersion, folder: str = "") -> dict[str, int | None]:
-    """Names and sizes in a folder of the version; a directory has no size."""
+def _has_same_bytes(version: ModelVersion, directory: Path) -> bool:
+    """Whether what the server keeps is, by hash, what the manifest in `directory` lists."""
     import mlflow
 
-    listed = mlflow.artifacts.list_artifacts(artifact_uri=f"{_uri(version)}/{folder}")
-    return {PurePosixPath(item.path).name: item.file_size for item in listed}
+    wanted = read_manifest(directory).files | {"manifest.json": checkpoint_hash(directory)}
+    with patience(), _scratch() as place:
+        uri = version_uri(version, str(_checkpoint(version)))
+        copy = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place)))
+        return all((copy / name).is_file() and sha256_file(copy / name) == digest for name, digest in wanted.items())
 
 
-def _uri(version: ModelVersion) -> str:
-    return f"models:/{version.name}/{version.version}"
-
-
-@contextmanager
-def _server() -> Iterator[MlflowClient]:
-    """The registry's client; whatever MLflow raises becomes one line."""
-    mlflow, uri = quiet_mlflow(), anchors.tracking_uri()
-    from sqlalchemy.exc import SQLAlchemyError
-
-    mlflow.set_tracking_uri(uri)  # for logging and loading models, which take no client
-    try:
-        with warnings.catch_warnings(record=True):  # it asks for type hints, which would cost the signature its params
-            yield client(uri)
-    except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error) as error:
-        place = without_password(uri)
-        raise UserError(f"MLflow at {place}: {reason(error)}: start it, or set MLFLOW_TRACKING_URI") from None
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    """Held by one process of this machine at a time: finding no version and making one must not interleave."""
-    path = anchors.registry_lock()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _checkpoint(version: ModelVersion) -> PurePosixPath:
+    """Where the checkpoint lies in the version; `artifacts` itself where it is gone."""
+    return PurePosixPath("artifacts", *files(version, "artifacts"))
 
 
 @contextmanager
@@ -223,27 +170,24 @@ def _without_links(directory: Path) -> Iterator[Path]:
     if not any(path.is_symlink() for path in (directory, *directory.rglob("*"))):
         yield directory
         return
-    with TemporaryDirectory(dir=anchors.registry_lock().parent) as place:
-        yield Path(shutil.copytree(directory, Path(place) / directory.name))
+    with _scratch() as place:
+        yield Path(shutil.copytree(directory, place / directory.name))
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
-    """Lets an upload take its time: the limits for talking about a run are too short for gigabytes."""
-    variable = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-    before = os.environ[variable]
-    os.environ[variable] = str(UPLOAD_TIMEOUT_SECONDS)
-    try:
-        yield
-    finally:
-        os.environ[variable] = before
+def _scratch() -> Iterator[Path]:
+    """A directory for a moment, on a disk that has room for models."""
+    place = anchors.registry_lock().parent
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place) as scratch:
+        yield Path(scratch)
 
 
-def _requirements(lock: Path) -> list[str]:
+def _requirements(lock_file: Path) -> list[str]:
     """The lines of REQUIREMENTS in the lock file that hold for this Python, without hashes."""
     from packaging.requirements import Requirement
 
-    lines = lock.read_text(encoding="utf-8").splitlines()
+    lines = lock_file.read_text(encoding="utf-8").splitlines()
     locked = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     return [
         f"{item.name}{item.specifier}"

@@ -1,4 +1,4 @@
-"""What is in the registry afterwards, on a real sqlite store."""
+"""What a registration leaves in the registry, and who answers from it, on a real sqlite store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rlhf import anchors, registry, tracking
+from rlhf import anchors, tracking
 from rlhf.data.prompts import decode_response, render_prompt
 from rlhf.errors import UserError
 from rlhf.generation.engine import generate
 from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer, read_manifest, write_manifest
+from rlhf.registry import versions
+from rlhf.registry.answer import ask_registered
 from tests.policies import PARAMS, save_policy
 
 QUESTIONS = ["Tom has 3 apples and eats 2. How many are left?", "A pen costs 4 coins. How much are 5 pens?"]
@@ -47,9 +49,9 @@ def store() -> MlflowClient:
     return MlflowClient(anchors.tracking_uri())
 
 
-def register(directory: Path, name: str) -> registry.Version:
+def register(directory: Path, name: str) -> versions.Version:
     with tracking.stage_run("register", {}) as run:
-        return registry.register_policy(
+        return versions.register_policy(
             directory,
             name=name,
             metrics={"test.gain": 0.25},
@@ -70,7 +72,7 @@ def contents(store: MlflowClient, name: str):
 
 def test_a_policy_becomes_the_candidate_with_scores_and_lineage(store, policy, name):
     version = register(policy, name)
-    assert version == registry.Version(name, "1", checkpoint_hash(policy))
+    assert version == versions.Version(name, "1", checkpoint_hash(policy), {})
     recorded = store.get_model_version_by_alias(name, "candidate")
     assert str(recorded.version) == "1"
     assert recorded.tags == {
@@ -83,7 +85,7 @@ def test_a_policy_becomes_the_candidate_with_scores_and_lineage(store, policy, n
     run = store.get_run(recorded.run_id)
     assert (run.info.run_name, run.info.status) == ("register", "FINISHED")
     assert run.data.metrics == {"test.gain": 0.25}
-    assert registry.find_version(name, policy) == version
+    assert versions.find_version(name, policy) == version
 
 
 def test_the_same_policy_again_changes_nothing(store, policy, name):
@@ -110,10 +112,10 @@ def test_an_interrupted_registration_is_completed(store, policy, name, monkeypat
         patch.setattr(MlflowClient, "set_registered_model_alias", fail)
         with pytest.raises(UserError, match="the connection broke"):
             register(policy, name)
-    assert registry.find_version(name, policy) is None
+    assert versions.find_version(name, policy) is None
     assert register(policy, name).number == "1"
     assert store.get_registered_model(name).aliases == {"candidate": 1}
-    assert registry.find_version(name, policy) is not None
+    assert versions.find_version(name, policy) is not None
 
 
 def files_of(store: MlflowClient, name: str) -> Path:
@@ -146,15 +148,15 @@ DAMAGES = (lose_all, lose_the_weights, lose_the_code, cut_the_weights)
 def test_a_version_whose_files_are_gone_is_registered_anew(store, policy, name, damage, capsys):
     register(policy, name)
     damage(files_of(store, name))
-    assert registry.find_version(name, policy) is None
+    assert versions.find_version(name, policy) is None
     assert register(policy, name).number == "2"
     assert f"register: the files of {name} version 1 are gone" in capsys.readouterr().out
     assert store.get_registered_model(name).aliases == {"candidate": 2}
-    assert registry.find_version(name, policy) == registry.Version(name, "2", checkpoint_hash(policy))
+    assert versions.find_version(name, policy) == versions.Version(name, "2", checkpoint_hash(policy), {})
     before = contents(store, name)
     assert register(policy, name).number == "2"
     assert contents(store, name) == before
-    assert registry.ask_candidate(name, QUESTIONS[0])
+    assert ask_registered(name, QUESTIONS[0])
 
 
 def change_the_weights(files: Path) -> None:
@@ -166,7 +168,7 @@ def test_asking_a_candidate_whose_files_are_gone_says_to_register_it(store, poli
     register(policy, name)
     damage(files_of(store, name))
     with pytest.raises(UserError, match=rf"^{name} version 1: .*register it again: make repro stage=register$") as e:
-        registry.ask_candidate(name, QUESTIONS[0])
+        ask_registered(name, QUESTIONS[0])
     assert "start it" not in str(e.value)
 
 
@@ -218,12 +220,45 @@ def engine_answers(directory: Path, questions: list[str], max_new_tokens: int) -
 
 
 def test_the_candidate_is_asked_by_name(policy, name):
-    with pytest.raises(UserError, match=f"has no candidate of {name}: run the pipeline first"):
-        registry.ask_candidate(name, QUESTIONS[0])
+    with pytest.raises(UserError, match=f"has no champion and no candidate of {name}: run the pipeline first"):
+        ask_registered(name, QUESTIONS[0])
     register(policy, name)
-    assert registry.ask_candidate(name, QUESTIONS[0]) == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
+    assert ask_registered(name, QUESTIONS[0]).text == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
     with pytest.raises(UserError, match="this policy reads at most"):
-        registry.ask_candidate(name, "word " * 5000)
+        ask_registered(name, "word " * 5000)
+
+
+def test_the_champion_answers_before_the_candidate(store, policy, other_policy, name):
+    register(policy, name)
+    register(other_policy, name)
+    assert ask_registered(name, QUESTIONS[0]).version == f"{name} version 2 (candidate)"
+    store.set_registered_model_alias(name, "champion", "1")
+    answer = ask_registered(name, QUESTIONS[0])
+    assert answer.version == f"{name} version 1 (champion)"
+    assert answer.text == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
+
+
+def test_bytes_that_change_on_the_way_are_not_registered(store, policy, name, monkeypatch):
+    """Of the same size, so that only their hash tells; what arrived damaged is registered anew the next time."""
+    create = versions._create_version
+
+    def damaged(*arguments):
+        version = create(*arguments)
+        files = Path(store.get_model_version_download_uri(name, version.version).removeprefix("file://"))
+        with (files / "artifacts/policy/model.safetensors").open("r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)[0]
+            file.seek(-1, 2)
+            file.write(bytes([last ^ 1]))
+        return version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "_create_version", damaged)
+        with pytest.raises(UserError, match=f"^{name} version 1: its files changed on the way: register it again$"):
+            register(policy, name)
+    assert store.get_registered_model(name).aliases == {}
+    assert register(policy, name).number == "2"
+    assert store.get_registered_model(name).aliases == {"candidate": 2}
 
 
 def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, tmp_path):
@@ -232,8 +267,8 @@ def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, t
     for file in policy.iterdir():
         (linked / file.name).symlink_to(file)
     assert register(linked, name).number == "1"
-    assert registry.ask_candidate(name, QUESTIONS[0])
-    assert [path.name for path in anchors.registry_lock().parent.iterdir()] == ["registry.lock"]
+    assert ask_registered(name, QUESTIONS[0])
+    assert [path.name for path in anchors.registry_lock().parent.iterdir()] == ["registry-register.lock"]
 
 
 def test_a_policy_with_its_adapter_in_a_folder_is_registered_once(store, policy, name, tmp_path):
@@ -243,8 +278,8 @@ def test_a_policy_with_its_adapter_in_a_folder_is_registered_once(store, policy,
     adapter.write_text("{}")
     write_manifest(with_adapter, read_manifest(with_adapter))
     assert [register(with_adapter, name).number for _ in range(2)] == ["1", "1"]
-    assert registry.find_version(name, with_adapter) is not None
-    assert registry.ask_candidate(name, QUESTIONS[0])
+    assert versions.find_version(name, with_adapter) is not None
+    assert ask_registered(name, QUESTIONS[0])
 
 
 def test_a_changed_file_is_not_registered(policy, name, tmp_path):
@@ -271,7 +306,7 @@ def test_a_database_that_cannot_be_opened_is_told_at_once(name, tmp_path, monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}")
     monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("it is tried again"))
     with pytest.raises(UserError, match=f"^MLflow at sqlite:///{tmp_path}: unable to open database file: "):
-        registry.ask_candidate(name, QUESTIONS[0])
+        ask_registered(name, QUESTIONS[0])
 
 
 def test_requirements_are_the_locked_versions_for_this_python(tmp_path):
@@ -283,6 +318,6 @@ def test_requirements_are_the_locked_versions_for_this_python(tmp_path):
         "numpy==1.0 ; python_full_version < '3.8' \\\n    --hash=sha256:00\n"
         "numpy==2.0 ; python_full_version >= '3.8' \\\n    --hash=sha256:00\n"
     )
-    assert registry._requirements(lock) == ["torch==2.15.0", "numpy==2.0"]
-    names = {line.split("==")[0] for line in registry._requirements(anchors.CHECKOUT / "requirements.lock")}
-    assert names == set(registry.REQUIREMENTS)
+    assert versions._requirements(lock) == ["torch==2.15.0", "numpy==2.0"]
+    names = {line.split("==")[0] for line in versions._requirements(anchors.CHECKOUT / "requirements.lock")}
+    assert names == set(versions.REQUIREMENTS)

@@ -1,0 +1,85 @@
+"""The registry's server: its client, its errors in one line, who may change it now, and the files of a version."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+from rlhf import anchors, locks
+from rlhf.errors import UserError
+from rlhf.tracking_server import client, quiet_mlflow, reason, without_password
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+LOCK_VARIABLE = "RLHF_REGISTRY_LOCK"
+"""A `postgresql://` URI whose advisory locks several hosts share, where the tracking server itself is behind HTTP."""
+SERVED_POLICY = Path(__file__).with_name("served_policy.py")
+UPLOAD_TIMEOUT_SECONDS = 600
+
+
+@contextmanager
+def server() -> Iterator[MlflowClient]:
+    """The registry's client; whatever MLflow raises becomes one line."""
+    mlflow, uri = quiet_mlflow(), anchors.tracking_uri()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    mlflow.set_tracking_uri(uri)  # for logging and loading models, which take no client
+    try:
+        with warnings.catch_warnings(record=True):  # it asks for type hints, which would cost the signature its params
+            yield client(uri)
+    except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error) as error:
+        place = without_password(uri)
+        raise UserError(f"MLflow at {place}: {reason(error)}: start it, or set MLFLOW_TRACKING_URI") from None
+
+
+def lock(purpose: Literal["register", "move"], name: str) -> AbstractContextManager[None]:
+    """Held by one process at a time that registers a version of the model `name`, or that moves its aliases.
+
+    Between the processes of this host; between hosts where PostgreSQL keeps the lock: MLflow's own database, or that of
+    RLHF_REGISTRY_LOCK. Raises UserError where that is no PostgreSQL, or is out of reach.
+    """
+    given = os.environ.get(LOCK_VARIABLE, "")
+    uri = given or anchors.tracking_uri()
+    if uri.startswith("postgresql"):
+        return locks.advisory(uri, f"gsm8k-rlhf {purpose} {name}")
+    if given:
+        raise UserError(f"{LOCK_VARIABLE}={without_password(given)}: no PostgreSQL: write postgresql://user@host/base")
+    path = anchors.registry_lock()
+    return locks.in_turn(path.with_stem(f"{path.stem}-{purpose}"))
+
+
+def version_uri(version: ModelVersion, path: str = "") -> str:
+    """The URI of a version of a registered model, or of a file in it."""
+    return f"models:/{version.name}/{version.version}" + (f"/{path}" if path else "")
+
+
+def files(version: ModelVersion, folder: str = "") -> dict[str, int | None]:
+    """Names and sizes in a folder of the version; a directory has no size."""
+    import mlflow
+
+    listed = mlflow.artifacts.list_artifacts(artifact_uri=version_uri(version, folder))
+    return {PurePosixPath(item.path).name: item.file_size for item in listed}
+
+
+def has_model(version: ModelVersion) -> bool:
+    """Whether the version still has what MLflow needs to load it, the checkpoint apart."""
+    return {"MLmodel", SERVED_POLICY.name} <= files(version).keys()
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Lets an upload take its time: the limits for talking about a run are too short for gigabytes."""
+    variable = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    before = os.environ[variable]
+    os.environ[variable] = str(UPLOAD_TIMEOUT_SECONDS)
+    try:
+        yield
+    finally:
+        os.environ[variable] = before
