@@ -122,8 +122,8 @@ def answer(checkpoint: Path, params: Params) -> list[dict[str, object]]:
 
 
 def sample_answers(params: Params) -> list[dict[str, object]]:
-    """The gold number of each test problem and the numbers of `SAMPLES` answers to it, sampled as PPO samples its start:
-    canonical text, null where none was read or where the prompt is too long."""
+    """The gold number of each test problem and the numbers of `SAMPLES` answers to it, sampled as PPO samples its
+    start: canonical text, null where none was read or where the prompt is too long."""
     settings, tokenizer = params.ppo.sampling, load_tokenizer(SFT)
     model = load_policy(SFT).to(runtime.device(params.runtime))
     test = problems("test")

@@ -19,8 +19,8 @@ class Answered(NamedTuple):
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """The chance that one of k answers is right, estimated from `samples` of which `right` are.
 
-    1 - C(n - c, k) / C(n, k): the mean over all subsets of size k, unbiased (Chen et al., 2021, Evaluating Large Language
-    Models Trained on Code, eq. 1).
+    1 - C(n - c, k) / C(n, k): the mean over all subsets of size k, unbiased (Chen et al., 2021, Evaluating Large
+    Language Models Trained on Code, eq. 1).
     """
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 

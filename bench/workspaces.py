@@ -82,6 +82,16 @@ def output(workspace: Path, stage: str, overrides: Sequence[str], name: str) -> 
     return override_place(workspace, stage, params) / name
 
 
+def with_marked(page: str, name: str, text: str) -> str:
+    """The page with `text` between the marks of the measurement `name`; raises UserError where it has none."""
+    begin, end = f"<!-- {name}: written by python -m bench.{name} -->", f"<!-- {name}: end -->"
+    head, opening, rest = page.partition(begin)
+    _, closing, tail = rest.partition(end)
+    if not opening or not closing:
+        raise UserError(f"the page of {name}: the marks of its table are missing: put {begin} and {end} back")
+    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
