@@ -21,9 +21,10 @@ from rlhf.ppo.rollout import Rollout
 
 def test_leave_one_out_by_hand() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 3.0, 3.0, 3.0])
-    assert leave_one_out(rewards, 3).tolist() == [1.0, -0.5, -0.5, 0.0, 0.0, 0.0]
+    assert leave_one_out(rewards, 3).tolist() == pytest.approx([1.0, -0.5, -0.5, 0.0, 0.0, 0.0], abs=1e-6)
     others = [(rewards[:3].sum() - reward) / 2 for reward in rewards[:3]]
-    assert leave_one_out(rewards, 3)[:3].tolist() == [float(r - o) for r, o in zip(rewards, others, strict=False)]
+    expected = [float(reward - mean) for reward, mean in zip(rewards[:3], others, strict=True)]
+    assert leave_one_out(rewards, 3)[:3].tolist() == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="one sample"):
         leave_one_out(rewards, 1)
 
@@ -90,7 +91,7 @@ def test_the_first_seed_decides_the_setting_and_nothing_is_made_twice(
                 rows: list[object] = [graded(number < right) for number in range(4)]
             case ["sample", file]:
                 rows = [{"gold": "4", "answers": ["4"] * 16 + ["5"] * 16} for _ in range(4)]
-            case [method, directory, *setting]:
+            case [_, directory, *setting]:
                 place = workspace / directory
                 place.mkdir(parents=True)
                 best = tuple(setting) in {baseline.grid[1] for baseline in BASELINES.values()}
