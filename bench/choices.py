@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.workspaces import RESULTS, measuring, output, prepare, run, write_text
+from bench.workspaces import RESULTS, measuring, output, prepare, run, with_marked, write_text
 from rlhf import anchors, config
-from rlhf.errors import UsageError, UserError, run_command
+from rlhf.errors import UsageError, run_command
 
 CHANGES: dict[str, tuple[str, ...]] = {
     "baseline": (),
@@ -39,7 +39,6 @@ PREPARATION = ("prepare_data", "fetch_sft", "finetune_sft")
 
 TABLE = RESULTS / "choices.csv"
 PAGE = anchors.CHECKOUT / "docs" / "ppo.md"
-BEGIN, END = "<!-- choices: written by python -m bench.choices -->", "<!-- choices: end -->"
 
 
 class Result(NamedTuple):
@@ -112,7 +111,7 @@ def write_results(root: Path) -> None:
     write_text(TABLE, text.getvalue())
     if len(results) == len(CHANGES) * len(SEEDS):
         by_change = {change: [result for result in results if result.change == change] for change in CHANGES}
-        write_text(PAGE, with_table(PAGE.read_text(), table(by_change)))
+        write_text(PAGE, with_marked(PAGE.read_text(), "choices", table(by_change)))
 
 
 def table(results: Mapping[str, Sequence[Result]]) -> str:
@@ -142,15 +141,6 @@ def _cells(values: Sequence[float]) -> str:
 
 def _spread(values: Sequence[float], form: str) -> str:
     return f"{sum(values) / len(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def with_table(page: str, text: str) -> str:
-    """The page with `text` between its marks; raises UserError where it has none."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"{PAGE.name}: the marks of the table are missing: put {BEGIN} and {END} back")
-    return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"
 
 
 if __name__ == "__main__":

@@ -20,35 +20,37 @@ from rlhf.stage import override_place
 from tasks.processes import supervised
 
 CODE = ("rlhf", "stages", "conf", "requirements.lock")
+"""What every run is made of; a measurement that runs code of its own names it beside this."""
 RESULTS = anchors.CHECKOUT / "bench" / "results"
 
 
 @contextmanager
-def measuring(name: str) -> Iterator[Path]:
+def measuring(name: str, code: Sequence[str] = CODE) -> Iterator[Path]:
     """The directory of the measurement `name` for the code as it is; nobody else measures there meanwhile."""
     signal.signal(signal.SIGTERM, _interrupt)
-    root = anchors.CHECKOUT / ".cache" / name / code_key(anchors.CHECKOUT)
+    root = anchors.CHECKOUT / ".cache" / name / code_key(anchors.CHECKOUT, code)
     with locks.exclusive(root / "lock", "measures here: wait for it or stop it"):
         yield root
 
 
-def code_key(checkout: Path) -> str:
+def code_key(checkout: Path, code: Sequence[str] = CODE) -> str:
     """A key of all that decides a result beside params: results of other code are never taken for this code's."""
     digest = sha256()
-    for name in CODE:
+    for name in code:
         place = checkout / name
         for file in sorted([place] if place.is_file() else [*place.rglob("*.py"), *place.rglob("*.yaml")]):
             digest.update(f"{file.relative_to(checkout)}\0".encode() + sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:12]
 
 
-def prepare(root: Path, name: str, words: Sequence[str], stages: Sequence[str]) -> Path:
+def prepare(root: Path, name: str, words: Sequence[str], stages: Sequence[str], code: Sequence[str] = CODE) -> Path:
     """The workspace `name` with the params that `words` compose, in which `stages` have run; the code is linked."""
-    code, workspace = _copy_code(root), root / name
-    workspace.mkdir(parents=True, exist_ok=True)
-    for part in CODE:
-        if not (workspace / part).is_symlink():
-            (workspace / part).symlink_to(code / part)
+    copied, workspace = _copy_code(root, code), root / name
+    for part in code:
+        link = workspace / part
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(copied / part)
     config.write(config.compose(words), workspace / config.PARAMS_FILE)
     for stage in stages:
         done = workspace / f"{stage}.done"
@@ -61,9 +63,14 @@ def prepare(root: Path, name: str, words: Sequence[str], stages: Sequence[str]) 
 def run(workspace: Path, module: str, arguments: Sequence[str]) -> None:
     """Runs a module in the workspace, its output in a file; raises UserError that names the file where it fails."""
     log = workspace / f"{module.rpartition('.')[2]}.log"
-    places = {"MLFLOW_TRACKING_URI": f"sqlite:///{workspace / 'mlflow.db'}", "RLHF_STATE_DIR": str(workspace / "state")}
+    environ = {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{workspace / 'mlflow.db'}",
+        "RLHF_STATE_DIR": str(workspace / "state"),
+        # Threads that spin while they wait made runs beside others ten times as slow; results are the same.
+        "OMP_WAIT_POLICY": "passive",
+    }
     command = ["python", "-m", module, *arguments]
-    with log.open("w") as output, supervised(command, directory=workspace, environ=places, output=output) as process:
+    with log.open("w") as output, supervised(command, directory=workspace, environ=environ, output=output) as process:
         code = process.wait()
     if code:
         raise UserError(f"{' '.join(command[1:])} failed with {code}: see {log}")
@@ -75,6 +82,16 @@ def output(workspace: Path, stage: str, overrides: Sequence[str], name: str) -> 
     return override_place(workspace, stage, params) / name
 
 
+def with_marked(page: str, name: str, text: str) -> str:
+    """The page with `text` between the marks of the measurement `name`; raises UserError where it has none."""
+    begin, end = f"<!-- {name}: written by python -m bench.{name} -->", f"<!-- {name}: end -->"
+    head, opening, rest = page.partition(begin)
+    _, closing, tail = rest.partition(end)
+    if not opening or not closing:
+        raise UserError(f"the page of {name}: the marks of its table are missing: put {begin} and {end} back")
+    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,18 +100,18 @@ def write_text(path: Path, text: str) -> None:
     written.replace(path)
 
 
-def _copy_code(root: Path) -> Path:
+def _copy_code(root: Path, code: Sequence[str]) -> Path:
     """The code as it is now, or as it was when `root` was made: the directory appears whole."""
-    code, written = root / "code", root / ".code.new"
-    if not code.is_dir():
+    copied, written = root / "code", root / ".code.new"
+    if not copied.is_dir():
         shutil.rmtree(written, ignore_errors=True)
-        written.mkdir(parents=True)
-        for name in CODE:
-            source = anchors.CHECKOUT / name
+        for name in code:
+            source, target = anchors.CHECKOUT / name, written / name
+            target.parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, written / name)
-        written.replace(code)
-    return code
+            copy(source, target)
+        written.replace(copied)
+    return copied
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

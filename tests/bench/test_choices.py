@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench import choices, workspaces
-from bench.choices import CHANGES, Result, main, overrides, result_file, table, with_table
+from bench.choices import CHANGES, Result, main, overrides, result_file, table
 from rlhf import config
-from rlhf.errors import UsageError, UserError
+from rlhf.errors import UsageError
 from rlhf.stage import override_place
 from rlhf.tracking import flatten
 
@@ -73,16 +73,6 @@ def test_the_table_by_hand() -> None:
     assert rows[3] == "| default | 80.0 | 70.0 | 75.0 (70.0 to 80.0) |  | 2.50 |"
     assert rows[4] == "| `ppo.lam=1` | 85.0 | 68.0 | 76.5 (68.0 to 85.0) | +1.5 (-2.0 to +5.0) | 4.50 |"
     assert len({row.count("|") for row in rows}) == 1
-
-
-def test_the_table_replaces_what_stands_between_its_marks() -> None:
-    page = f"before\n{choices.BEGIN}\nold\n{choices.END}\nafter\n"
-    once = with_table(page, "new")
-    assert once == f"before\n{choices.BEGIN}\n\nnew\n\n{choices.END}\nafter\n"
-    assert with_table(once, "new") == once
-    with pytest.raises(UserError, match="marks of the table are missing"):
-        with_table("no marks", "new")
-    with_table(choices.PAGE.read_text(), "new")
 
 
 def test_a_change_that_does_not_exist_is_refused() -> None:
