@@ -101,9 +101,9 @@ def _results(evaluation: Mapping[str, Any], kl: float) -> str:
     for split in ("gate", "test"):
         row = evaluation[split]
         gain = f"{100 * row['gain']:+.1f} [{100 * row['gain_low']:+.1f}, {100 * row['gain_high']:+.1f}]"
-        cells = [split, str(row["n"]), _accuracy(row["sft"]), _accuracy(row["policy"]), gain, f"{row['p_value']:.2g}"]
+        cells = [split, str(row["n"]), _accuracy(row["sft"]), _accuracy(row["policy"]), gain, _p_value(row["p_value"])]
         lines.append(f"| {' | '.join(cells)} |")
-    shares = {"cut off by the length limit": test["cut_off"], "without a number": test["parse_failures"]}
+    shares = {"Cut off by the length limit": test["cut_off"], "without a number": test["parse_failures"]}
     lines += [
         "",
         f"Greedy accuracy by the {test['method']} verifier, {test['confidence']:.0%} intervals (Wilson; gain: paired, "
@@ -128,6 +128,11 @@ def _limits(manifest: Manifest, test: Mapping[str, Any], data: Data, max_new_tok
     if test["p_value"] > SIGNIFICANT:
         limits.insert(0, "No significant gain over its start was found on test.")
     return "\n".join(f"- {limit}" for limit in limits)
+
+
+def _p_value(p_value: float) -> str:
+    """The metrics file keeps six decimals."""
+    return f"{p_value:.2g}" if p_value else "< 1e-06"
 
 
 def _accuracy(model: Mapping[str, float]) -> str:

@@ -58,7 +58,7 @@ def test_it_says_what_made_the_policy_and_what_it_is_worth():
         "| seed | 3 |",
         "| gate | 400 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 1e-09 |",
         "| test | 500 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 1e-09 |",
-        "cut off by the length limit on test: 2.0 %; without a number on test: 1.5 %; KL to the start on sampled "
+        "Cut off by the length limit on test: 2.0 %; without a number on test: 1.5 %; KL to the start on sampled "
         "training prompts: 1.25 nats a sequence.",
         "- It reads questions of at most 160 tokens; it was evaluated with answers of at most 128.",
     ):
@@ -90,6 +90,10 @@ def test_a_policy_without_a_gain_says_so_first():
     limit = "- No significant gain over its start was found on test."
     assert limit not in card()
     assert card(p=0.2).split("## Limits\n\n")[1].startswith(limit)
+
+
+def test_a_p_value_that_was_rounded_away_is_no_zero():
+    assert "| test | 500 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | < 1e-06 |" in card(p=0.0)
 
 
 def test_it_fits_into_a_description():
