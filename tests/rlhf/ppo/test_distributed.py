@@ -18,7 +18,6 @@ from rlhf.data.gsm8k import Problem
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UsageError
 from rlhf.evaluation.accuracy import Graded
-from rlhf.evaluation.accuracy import Graded
 from rlhf.models.sharding import whole
 from rlhf.ppo import debug, setup, state
 from rlhf.ppo.collect import concatenate_rows
