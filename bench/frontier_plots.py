@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from rlhf import anchors
 
@@ -18,7 +20,14 @@ IMAGES = anchors.CHECKOUT / "docs" / "img"
 
 SHADES = (("#f4a259", "#d9691a", "#8c3a05"), ("#7fb2e5", "#2b74c0", "#0c3c78"))
 """A hue for each number of pairs, from few to many; in it a shade for each KL coefficient, from low to high."""
-INK, FAINT = "#222222", "#e2e2e2"
+FAINT = "#e2e2e2"
+RUNNING = 2
+"""Neighbours on either side that a running mean takes in."""
+KINDS = (
+    Line2D([], [], color="#555555", linewidth=2, label=f"PPO, mean of {2 * RUNNING + 1} iterations"),
+    Line2D([], [], color="#555555", linestyle="", marker="o", markersize=3, alpha=0.6, label="PPO, each iteration"),
+    Line2D([], [], color="#555555", linestyle="--", marker="s", markersize=5, label="best of n = 1, 2, 4, …"),
+)
 
 
 class Point(NamedTuple):
@@ -93,23 +102,22 @@ def over_optimisation(lines: Sequence[Curve]) -> Figure:
     """Reward-model score above, true accuracy below, over PPO's updates."""
     figure = Figure(figsize=(9, 7.2), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    panels: list[tuple[Axes, str, Callable[[Point], float]]] = [
-        (top, "reward-model score (normalised)", lambda point: point.score),
-        (bottom, "right answers, %", lambda point: 100 * point.accuracy),
+    panels: list[tuple[Axes, Callable[[Point], float]]] = [
+        (top, lambda point: point.score),
+        (bottom, lambda point: 100 * point.accuracy),
     ]
-    for axes, label, value in panels:
+    for axes, value in panels:
         for curve in lines:
             axes.plot(
                 [point.step for point in curve.points],
                 [value(point) for point in curve.points],
                 color=colour(curve, lines),
                 linewidth=2,
-                label=f"{pairs(curve)}, β = {curve.coef:g}",
+                label=f"{curve.pairs:,} pairs, β = {curve.coef:g}",
             )
-        axes.set_ylabel(label)
         plain(axes)
-    top.set_title("What PPO is paid for goes on rising …", loc="left")
-    bottom.set_title("… while what is wanted falls", loc="left")
+    top.set_title("What PPO is paid for: the reward model's score, normalised", loc="left")
+    bottom.set_title("What is wanted: right answers among the same samples, %", loc="left")
     bottom.set_xlabel("PPO updates")
     bottom.xaxis.get_major_locator().set_params(integer=True)
     bottom.set_ylim(0, 100)
@@ -118,26 +126,43 @@ def over_optimisation(lines: Sequence[Curve]) -> Figure:
 
 
 def frontier(lines: Sequence[Curve]) -> Figure:
-    """True accuracy over the root of KL: a line for each PPO run and for best-of-n with each reward model."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    """True accuracy over the root of KL: PPO's iterations as dots, their running mean and best-of-n as lines."""
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
     axes = figure.subplots()
     for curve in lines:
-        best = curve.method == BEST_OF_N
-        axes.plot(
-            [math.sqrt(max(point.kl, 0.0)) for point in curve.points],
-            [100 * point.accuracy for point in curve.points],
-            color=colour(curve, lines),
-            linewidth=2 if best else 0.8,
-            linestyle="--" if best else "-",
-            marker="s" if best else "o",
-            markersize=5,
-            label=f"{pairs(curve)}, " + ("best of n" if best else f"PPO, β = {curve.coef:g}"),
-        )
+        shade = colour(curve, lines)
+        if curve.method == PPO:
+            axes.plot(*distances(curve.points), color=shade, linestyle="", marker="o", markersize=3, alpha=0.45)
+            axes.plot(*distances(running_means(curve.points)), color=shade, linewidth=2)
+            name(axes, curve, running_means(curve.points)[-1], shade)
+        else:
+            axes.plot(*distances(curve.points), color=shade, linewidth=1.8, linestyle="--", marker="s", markersize=5)
+            name(axes, curve, curve.points[-1], shade)
     axes.set_xlabel("√KL from the SFT policy (KL in nats an answer)")
-    axes.set_ylabel("right answers, %")
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    axes.set_title("Right answers, %", loc="left")
+    axes.legend(handles=[*hues(lines), *KINDS], frameon=False, loc="lower left")
     plain(axes)
     return figure
+
+
+def hues(lines: Sequence[Curve]) -> list[Line2D]:
+    """What the legend shows for each number of pairs, the most first."""
+    counts = {curve.questions: curve.pairs for curve in lines}
+    return [
+        Line2D([], [], color=shades[1], linewidth=6, label=f"reward model of {counts[questions]:,} pairs")
+        for questions, shades in reversed(list(zip(sorted(counts), SHADES, strict=False)))
+    ]
+
+
+def distances(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """The root of the KL, 0 where its estimate is negative, and the accuracy in percent."""
+    return [math.sqrt(max(point.kl, 0.0)) for point in points], [100 * point.accuracy for point in points]
+
+
+def running_means(points: Sequence[Point]) -> list[Point]:
+    """Means of `2 RUNNING + 1` points in a row, at the start of fewer; the first point stands as it is."""
+    reaches = [min(RUNNING, place) for place in range(len(points) - RUNNING)]
+    return [mean_point(points[place - reach : place + reach + 1]) for place, reach in enumerate(reaches)]
 
 
 def colour(curve: Curve, lines: Sequence[Curve]) -> str:
@@ -148,9 +173,12 @@ def colour(curve: Curve, lines: Sequence[Curve]) -> str:
     return shades[-1 if curve.coef is None else coefficients.index(curve.coef)]
 
 
-def pairs(curve: Curve) -> str:
-    """How many pairs, to two figures where that is a mean over seeds."""
-    return f"{curve.pairs:,} pairs"
+def name(axes: Axes, curve: Curve, end: Point, shade: str) -> None:
+    """Writes what the curve is beside its end."""
+    text = f"β = {curve.coef:g}" if curve.method == PPO else f"best of {end.step}"
+    (x,), (y,) = distances([end])
+    label = axes.annotate(text, (x, y), xytext=(7, 0), textcoords="offset points", color=shade, va="center")
+    label.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def plain(axes: Axes) -> None:

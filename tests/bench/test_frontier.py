@@ -10,7 +10,7 @@ import pytest
 from bench import frontier, frontier_plots, workspaces
 from bench.best_of_n import kl_of_best
 from bench.frontier import COEFFICIENTS, PREFERENCES, curve_file, main, overrides, read_curve, read_points, words
-from bench.frontier_plots import BEST_OF_N, PPO, Point, curves, mean_point
+from bench.frontier_plots import BEST_OF_N, PPO, Point, curves, distances, mean_point, running_means
 from rlhf import config
 from rlhf.data.preferences import Pair, write_pairs
 from rlhf.errors import UsageError, UserError
@@ -119,6 +119,20 @@ def test_seeds_are_averaged_step_by_step() -> None:
     assert ppo.points[1]._replace(score=0) == Point(PPO, 800, 2050, 0, 0.05, 1, 2.0, 0, 0.5, 0.6)
     assert ppo.points[1].score == pytest.approx(0.6)
     assert best.points == [points[2]]
+
+
+def test_a_line_is_the_mean_of_five_iterations() -> None:
+    steps = [Point(PPO, 800, 2000, 0, 0.05, step, kl, 0.5, accuracy, 0.5) for step, kl, accuracy in [
+        (0, 0.0, 0.4), (1, 1.0, 0.5), (2, 2.0, 0.6), (3, 7.0, 0.7), (4, 5.0, 0.8), (5, 6.0, 0.9)
+    ]]  # fmt: skip
+    means = running_means(steps)
+    assert [point.kl for point in means] == [0, 1, 3, pytest.approx(21 / 5)]
+    assert [point.accuracy for point in means] == pytest.approx([0.4, 0.5, 0.6, 0.7])
+
+
+def test_the_root_of_the_kl_and_percent() -> None:
+    points = [Point(PPO, 800, 2000, 0, 0.05, 0, kl, 0.5, 0.25, 0.5) for kl in (-0.01, 0.0, 2.25)]
+    assert distances(points) == ([0.0, 0.0, 1.5], [25.0] * 3)
 
 
 def test_what_it_cannot_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
