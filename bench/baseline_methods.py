@@ -16,10 +16,10 @@ from rlhf.data.answers import Method, is_correct
 from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.params import Params
 from rlhf.ppo import setup
-from rlhf.ppo.curriculum import iteration_prompts
+from rlhf.ppo.collect import sample_iteration
 from rlhf.ppo.kl import estimates
 from rlhf.ppo.rewards import task_scores
-from rlhf.ppo.rollout import Experience, Prompt, Rollout, evaluate_actions, sample
+from rlhf.ppo.rollout import Experience, Prompt, Rollout, evaluate_actions
 from rlhf.ppo.trainer import lr_share
 from rlhf.ppo.update import Learner, update
 from rlhf.runtime import matmul_dtype
@@ -39,20 +39,9 @@ class Task:
     validate: Callable[[], None]
 
 
-def sample_iteration(task: Task, model: PreTrainedModel, iteration: int) -> Rollout:
+def sampled(task: Task, model: PreTrainedModel, iteration: int) -> Rollout:
     """What the model answers to the prompts of PPO's iteration, with the random numbers that PPO draws there."""
-    settings, seed = task.params.ppo, task.params.seed
-    return sample(
-        model,
-        task.tokenizer,
-        task.prompts,
-        iteration_prompts([prompt.problem.steps for prompt in task.prompts], settings, seed, iteration),
-        settings.samples_per_prompt,
-        settings.sampling,
-        exact=settings.truncation == "exact",
-        seed=seed,
-        iteration=iteration,
-    )
+    return sample_iteration(model, task.tokenizer, task.prompts, task.params, iteration)
 
 
 # Rejection sampling: imitate what came out right
@@ -69,8 +58,8 @@ def train_by_rejection(task: Task, model: PreTrainedModel, rounds: int, epochs: 
     validations = params.ppo.iterations // params.ppo.eval_every
     for number in range(rounds):
         first, last = (params.ppo.iterations * (number + end) // rounds for end in (0, 1))
-        sampled = [sample_iteration(task, model, iteration) for iteration in range(first, last)]
-        kept = right_answers(sampled, params.verifier.method)
+        rollouts = [sampled(task, model, iteration) for iteration in range(first, last)]
+        kept = right_answers(rollouts, params.verifier.method)
         steps = epochs * -(-len(kept) // params.sft.finetune.batch_size)
 
         def on_step(step: int, _: dict[str, float], done: int = number * steps, total: int = rounds * steps) -> None:
@@ -123,7 +112,7 @@ def train_by_rloo(task: Task, model: PreTrainedModel, reference: Reference) -> i
     actor_critic = ActorCritic(model, None, matmul_dtype(params.runtime))  # the critic gets no loss and stays 0
     learner, scorer = Learner(actor_critic, settings), setup.scorer(None, params)
     for iteration in range(settings.iterations):
-        rollout = sample_iteration(task, model, iteration)
+        rollout = sampled(task, model, iteration)
         scores = task_scores(scorer(rollout.problems, rollout.texts, rollout.batch), rollout.finished, settings.reward)
         actions, ref_logprobs = evaluate_actions(
             actor_critic, reference, rollout.batch, settings.sampling.temperature, settings.micro_batch_size

@@ -17,17 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedModel
 
+from bench import best_of_n
 from bench.baseline_methods import Task, train_by_rejection, train_by_rloo
 from rlhf import config, runtime
 from rlhf.data.answers import canonical, extract_answer
 from rlhf.data.gsm8k import Problem, read_prepared
-from rlhf.data.prompts import decode_response, encode_prompts
+from rlhf.data.prompts import decode_response
 from rlhf.errors import UsageError, run_command
 from rlhf.evaluation.accuracy import accuracy, evaluate_model
-from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Reference
 from rlhf.models.checkpoints import (
     checkpoint_hash,
@@ -40,7 +39,6 @@ from rlhf.params import Params
 from rlhf.ppo import setup
 from rlhf.runtime import matmul_dtype
 from rlhf.stage import write_json
-from rlhf.streams import Purpose, token_uniforms
 
 SFT = Path("models/sft")
 SAMPLES = 32
@@ -124,32 +122,17 @@ def answer(checkpoint: Path, params: Params) -> list[dict[str, object]]:
 def sample_answers(params: Params) -> list[dict[str, object]]:
     """The gold number of each test problem and the numbers of `SAMPLES` answers to it, sampled as PPO samples its
     start: canonical text, null where none was read or where the prompt is too long."""
-    settings, tokenizer = params.ppo.sampling, load_tokenizer(SFT)
-    model = load_policy(SFT).to(runtime.device(params.runtime))
-    test = problems("test")
-    prompts = encode_prompts(tokenizer, [problem.question for problem in test], params.prompt)
-    rows = np.repeat([number for number, prompt in enumerate(prompts) if prompt is not None], SAMPLES)
-    samples = sample_responses(
-        model,
-        tokenizer,
-        [prompts[row] or [] for row in rows],
-        token_uniforms(
-            params.seed, Purpose.EVALUATION, 0, rows, np.arange(len(rows)) % SAMPLES, settings.max_new_tokens
-        ),
-        temperature=settings.temperature,
-        batch_size=settings.batch_size,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        stop=settings.stop,
-    )
-    answers: list[list[str | None]] = [[] for _ in test]
-    for row, sample in zip(rows, samples, strict=True):
-        number = extract_answer(decode_response(tokenizer, sample.tokens), params.verifier.method)
-        answers[row].append(None if number is None else canonical(number))
-    return [
-        {"gold": problem.gold, "answers": numbers or [None] * SAMPLES}
-        for problem, numbers in zip(test, answers, strict=True)
-    ]
+    test, tokenizer = problems("test"), load_tokenizer(SFT)
+    sampled = best_of_n.sample_answers(SFT, test, SAMPLES, params)
+    answers: dict[str, list[str | None]] = {problem.question: [None] * SAMPLES for problem in test}
+    for place, problem in enumerate(sampled.problems):
+        texts = (
+            decode_response(tokenizer, sample.tokens)
+            for sample in sampled.samples[place * SAMPLES : (place + 1) * SAMPLES]
+        )
+        numbers = (extract_answer(text, params.verifier.method) for text in texts)
+        answers[problem.question] = [None if number is None else canonical(number) for number in numbers]
+    return [{"gold": problem.gold, "answers": answers[problem.question]} for problem in test]
 
 
 def problems(split: str) -> list[Problem]:

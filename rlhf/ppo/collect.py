@@ -12,11 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf.distributed import Ranks
+from rlhf.distributed import ALONE, Ranks
 from rlhf.models.actor_critic import Actions
 from rlhf.models.batches import TokenBatch
-from rlhf.ppo.rollout import Rollout
+from rlhf.params import Params
+from rlhf.ppo.curriculum import iteration_prompts
+from rlhf.ppo.rollout import Prompt, Rollout, sample
 
 
 class Collected(NamedTuple):
@@ -26,6 +29,30 @@ class Collected(NamedTuple):
     scores: Tensor
     actions: Actions
     ref_logprobs: Tensor
+
+
+def sample_iteration(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    params: Params,
+    iteration: int,
+    ranks: Ranks = ALONE,
+) -> Rollout:
+    """This rank's share of the responses that `model` gives to the prompts of the iteration."""
+    settings, seed = params.ppo, params.seed
+    return sample(
+        model,
+        tokenizer,
+        prompts,
+        iteration_prompts([prompt.problem.steps for prompt in prompts], settings, seed, iteration),
+        settings.samples_per_prompt,
+        settings.sampling,
+        exact=settings.truncation == "exact",
+        seed=seed,
+        iteration=iteration,
+        ranks=ranks,
+    )
 
 
 def gathered(mine: Collected, ranks: Ranks) -> Collected:

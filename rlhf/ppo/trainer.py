@@ -22,8 +22,7 @@ from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.params import Params, Ppo
 from rlhf.ppo import guards, metrics
-from rlhf.ppo.collect import Collected, gathered
-from rlhf.ppo.curriculum import iteration_prompts
+from rlhf.ppo.collect import Collected, gathered, sample_iteration
 from rlhf.ppo.debug import Case
 from rlhf.ppo.guards import Alarm
 from rlhf.ppo.kl import next_coef
@@ -36,7 +35,6 @@ from rlhf.ppo.rollout import (
     build_experience,
     correct_for_sampler,
     evaluate_actions,
-    sample,
     whiten_advantages,
 )
 from rlhf.ppo.update import Learner, UpdateStats, update
@@ -159,20 +157,10 @@ def lr_share(settings: Ppo, iteration: int) -> float:
 
 def _collect(loop: Loop, iteration: int) -> Collected:
     """This rank's share of the iteration's rows, sampled, scored and evaluated."""
-    settings, seed = loop.params.ppo, loop.params.seed
-    actor_critic = loop.learner.actor_critic
+    settings, actor_critic = loop.params.ppo, loop.learner.actor_critic
     rollout = actor_critic.sampling(
-        lambda model: sample(
-            model,
-            loop.tokenizer,
-            loop.prompts,
-            iteration_prompts([prompt.problem.steps for prompt in loop.prompts], settings, seed, iteration),
-            settings.samples_per_prompt,
-            settings.sampling,
-            exact=settings.truncation == "exact",
-            seed=seed,
-            iteration=iteration,
-            ranks=loop.learner.ranks,
+        lambda model: sample_iteration(
+            model, loop.tokenizer, loop.prompts, loop.params, iteration, ranks=loop.learner.ranks
         )
     )
     scores = loop.scorer(rollout.problems, rollout.texts, rollout.batch)
