@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import anchors
+from rlhf.evaluation.wording import accuracy, gain, percent
 from rlhf.stage import read_json
 
 NO_RUN = "none: the tracking server was out of reach"
@@ -40,10 +41,10 @@ def read_evaluation(workspace: Path) -> dict[str, Any]:
 def as_text(summary: Summary) -> str:
     """The lines for the terminal."""
     test = summary.evaluation["test"]
-    accuracy = f"SFT {_percent(test['sft']['accuracy'])} → policy {_interval(test['policy'])}, {test['n']} problems"
+    models = f"SFT {percent(test['sft']['accuracy'])} → policy {accuracy(test['policy'])}, {test['n']} problems"
     rows = [
-        ("accuracy on test", accuracy),
-        ("gain", f"{_gain(test)} points, {test['confidence']:.0%} intervals"),
+        ("accuracy on test", models),
+        ("gain", f"{gain(test)} points, {test['confidence']:.0%} intervals"),
         ("registered", summary.registered),
         ("report", str(REPORT)),
         ("MLflow run", summary.run_id or NO_RUN),
@@ -66,8 +67,8 @@ def as_markdown(summary: Summary) -> str:
     for split in SPLITS:
         row = summary.evaluation[split]
         lines.append(
-            f"| {split} | {row['n']} | {_interval(row['sft'])} | {_interval(row['policy'])} "
-            f"| {_gain(row)} | {row['p_value']:.2g} |"
+            f"| {split} | {row['n']} | {accuracy(row['sft'])} | {accuracy(row['policy'])} "
+            f"| {gain(row)} | {row['p_value']:.2g} |"
         )
     run = f"[{summary.run_id}]({run_link(summary.run_id)})" if summary.run_id else NO_RUN
     lines += [
@@ -87,15 +88,3 @@ def run_link(run_id: str) -> str:
     uri = anchors.tracking_uri()
     base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else f"http://127.0.0.1:{MLFLOW_UI_PORT}"
     return f"{base}/#/runs/{run_id}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _interval(model: Mapping[str, float]) -> str:
-    return f"{_percent(model['accuracy'])} [{100 * model['low']:.1f}, {100 * model['high']:.1f}]"
-
-
-def _gain(split: Mapping[str, float]) -> str:
-    return f"{100 * split['gain']:+.1f} [{100 * split['gain_low']:+.1f}, {100 * split['gain_high']:+.1f}]"

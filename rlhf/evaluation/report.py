@@ -18,6 +18,7 @@ from rlhf.evaluation import charts
 from rlhf.evaluation.accuracy import Graded
 from rlhf.evaluation.divergence import Divergence
 from rlhf.evaluation.length_buckets import LengthBucket
+from rlhf.evaluation.wording import percent
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -118,11 +119,6 @@ def verdict(test: Mapping[str, Any]) -> str:
     if test["gain_high"] < 0:
         return f"The policy is worse than its SFT start: the whole {level} interval of the gain lies below zero."
     return f"No difference is shown: the {level} interval of the gain holds zero."
-
-
-def percent(share: float) -> str:
-    """0.3125 as "31.2 %"."""
-    return f"{100 * share:.1f} %"
 
 
 def points(share: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlhf.evaluation.right_answers import RightAnswers, compare_common
 from rlhf.evaluation.statistics import PairedTable, mcnemar_p_value
+from rlhf.evaluation.wording import percent, signed_points
 from rlhf.params import Gate
 
 
@@ -78,19 +79,19 @@ def judge(candidate: Candidate, champion: Champion | None, gate: Gate) -> Verdic
     p_value = mcnemar_p_value(table)
     reasons = []
     if table.gain < gate.min_gain:
-        reasons.append(f"gain on gate {_points(table.gain)} points, below {_number(100 * gate.min_gain)}")
+        reasons.append(f"gain on gate {signed_points(table.gain)} points, below {_number(100 * gate.min_gain)}")
     elif p_value > gate.alpha:
         reasons.append(
-            f"gain on gate {_points(table.gain)} points, not significant: p {p_value:.2g}, above {gate.alpha}"
+            f"gain on gate {signed_points(table.gain)} points, not significant: p {p_value:.2g}, above {gate.alpha}"
         )
     if gate.max_kl is not None and candidate.kl > gate.max_kl:
         reasons.append(f"KL {candidate.kl:.1f} nats a sequence, above {_number(gate.max_kl)}")
     if candidate.cut_off > gate.max_cut_off:
-        reasons.append(f"{_percent(candidate.cut_off)} of its answers cut off, above {_percent(gate.max_cut_off)}")
+        reasons.append(f"{percent(candidate.cut_off)} of its answers cut off, above {percent(gate.max_cut_off)}")
     if candidate.parse_failures > gate.max_parse_failures:
-        share, limit = _percent(candidate.parse_failures), _percent(gate.max_parse_failures)
+        share, limit = percent(candidate.parse_failures), percent(gate.max_parse_failures)
         reasons.append(f"{share} of its answers without a number, above {limit}")
-    merits = [f"gain on gate {_points(table.gain)} points, p {p_value:.2g}"]
+    merits = [f"gain on gate {signed_points(table.gain)} points, p {p_value:.2g}"]
     if champion:
         better, words = _beats(candidate.right, champion, gate.champion_alpha)
         (merits if better else reasons).append(words)
@@ -120,19 +121,11 @@ def _beats(right: RightAnswers, champion: Champion, alpha: float) -> tuple[bool,
         return False, f"nothing to compare with {name}, which answered none of these {len(right)} problems: {remedy}"
     shared = "" if table.n == len(right) == len(champion.right) else f" on the {table.n} problems that both answered"
     p_value = mcnemar_p_value(table)
-    words = f"{name}: {_points(table.gain)} points{shared}, p {p_value:.2g}"
+    words = f"{name}: {signed_points(table.gain)} points{shared}, p {p_value:.2g}"
     if table.gained > table.lost and p_value <= alpha:
         return True, f"better than {words}"
     limit = f", above {alpha}" if table.gained > table.lost else ""
     return False, f"not better than {words}{limit}"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _number(value: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf.evaluation.wording import accuracy, gain, percent
 from rlhf.models.checkpoints import Manifest
 from rlhf.params import Data
 
@@ -100,8 +101,8 @@ def _results(evaluation: Mapping[str, Any], kl: float) -> str:
     lines = ["| split | problems | start | policy | gain in points | p |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for split in ("gate", "test"):
         row = evaluation[split]
-        gain = f"{100 * row['gain']:+.1f} [{100 * row['gain_low']:+.1f}, {100 * row['gain_high']:+.1f}]"
-        cells = [split, str(row["n"]), _accuracy(row["sft"]), _accuracy(row["policy"]), gain, _p_value(row["p_value"])]
+        models = accuracy(row["sft"]), accuracy(row["policy"])
+        cells = [split, str(row["n"]), *models, gain(row), _p_value(row["p_value"])]
         lines.append(f"| {' | '.join(cells)} |")
     shares = {"Cut off by the length limit": test["cut_off"], "without a number": test["parse_failures"]}
     lines += [
@@ -109,7 +110,7 @@ def _results(evaluation: Mapping[str, Any], kl: float) -> str:
         f"Greedy accuracy by the {test['method']} verifier, {test['confidence']:.0%} intervals (Wilson; gain: paired, "
         "Newcombe); p of McNemar's exact one-sided test. Gate decides on promotion, test on nothing.",
         "",
-        "; ".join(f"{what} on test: {_percent(share['policy'])}" for what, share in shares.items())
+        "; ".join(f"{what} on test: {percent(share['policy'])}" for what, share in shares.items())
         + f"; KL to the start on sampled training prompts: {kl:.2f} nats a sequence.",
     ]
     return "\n".join(lines)
@@ -133,11 +134,3 @@ def _limits(manifest: Manifest, test: Mapping[str, Any], data: Data, max_new_tok
 def _p_value(p_value: float) -> str:
     """The metrics file keeps six decimals."""
     return f"{p_value:.2g}" if p_value else "< 1e-06"
-
-
-def _accuracy(model: Mapping[str, float]) -> str:
-    return f"{_percent(model['accuracy'])} [{100 * model['low']:.1f}, {100 * model['high']:.1f}]"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlhf.evaluation.wording import percent, signed_points
 from rlhf.registry.champion import GATE, REASONS, WITHDRAWN, find_model, moves
 from rlhf.registry.server import server
 
@@ -33,6 +34,6 @@ def overview(name: str) -> str:
 def _row(version: ModelVersion, aliases: list[str]) -> tuple[str, ...]:
     tags = version.tags
     state = "withdrawn" if WITHDRAWN in tags else tags.get(GATE, "")
-    gain = f"{100 * float(tags['gate.gain']):+.1f}" if "gate.gain" in tags else ""
-    right = f"{100 * float(tags['test.policy_accuracy']):.1f} %" if "test.policy_accuracy" in tags else ""
+    gain = signed_points(float(tags["gate.gain"])) if "gate.gain" in tags else ""
+    right = percent(float(tags["test.policy_accuracy"])) if "test.policy_accuracy" in tags else ""
     return str(version.version), ", ".join(aliases), state, gain, right, tags.get(WITHDRAWN) or tags.get(REASONS, "")

@@ -1,0 +1,15 @@
+"""Numbers in words, by hand."""
+
+from __future__ import annotations
+
+from rlhf.evaluation.wording import accuracy, gain, percent, signed_points
+
+
+def test_shares_are_percentages_with_one_decimal():
+    assert percent(0.3125) == "31.2 %"
+    assert accuracy({"accuracy": 0.72, "low": 0.7, "high": 0.754}) == "72.0 % [70.0, 75.4]"
+
+
+def test_differences_carry_their_sign():
+    assert (signed_points(0.42), signed_points(-0.051), signed_points(0)) == ("+42.0", "-5.1", "+0.0")
+    assert gain({"gain": -0.02, "gain_low": -0.051, "gain_high": 0.0113}) == "-2.0 [-5.1, +1.1]"
