@@ -10,8 +10,6 @@ table in docs/results.md once all rows are there.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 import time
@@ -21,7 +19,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from bench.repeated_samples import Answered, majority_is_right, mean_interval, passes
-from bench.workspaces import CODE, RESULTS, measuring, prepare, run, with_marked, write_text
+from bench.workspaces import CODE, RESULTS, measuring, prepare, run, with_marked, write_csv, write_text
 from rlhf import anchors
 from rlhf.errors import run_command
 from rlhf.evaluation.accuracy import Graded
@@ -158,10 +156,8 @@ def compared(name: str, seed: int, sft: Sequence[Graded], policy: Sequence[Grade
 
 def write_rows(rows: Sequence[Row]) -> None:
     """bench/results/baselines.csv."""
-    text = io.StringIO()
     rounded = [[round(cell, 6) if isinstance(cell, float) else cell for cell in row] for row in rows]
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rounded])
-    write_text(TABLE, text.getvalue())
+    write_csv(TABLE, [Row._fields, *rounded])
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -9,8 +9,6 @@ after every run, and the table in docs/ppo.md once all rows are there.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 import time
@@ -18,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.workspaces import RESULTS, measuring, output, prepare, run, with_marked, write_text
+from bench.workspaces import RESULTS, measuring, output, prepare, run, with_marked, write_csv, write_text
 from rlhf import anchors, config
 from rlhf.errors import UsageError, run_command
 
@@ -106,9 +104,7 @@ def write_results(root: Path) -> None:
         for seed, workspace in workspaces.items()
         if (workspace / config.PARAMS_FILE).is_file() and result_file(workspace, change).is_file()
     ]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Result._fields, *results])
-    write_text(TABLE, text.getvalue())
+    write_csv(TABLE, [Result._fields, *results])
     if len(results) == len(CHANGES) * len(SEEDS):
         by_change = {change: [result for result in results if result.change == change] for change in CHANGES}
         write_text(PAGE, with_marked(PAGE.read_text(), "choices", table(by_change)))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.workspaces import RESULTS
+from bench.workspaces import RESULTS, write_picture
 from rlhf import anchors
 from rlhf.errors import UserError, run_command
 
@@ -84,8 +84,7 @@ def draw(curves: Mapping[str, Mapping[int, Curve]], picture: Path) -> None:
     figure.supxlabel("iteration", fontsize=10)
     figure.supylabel("right answers, %", fontsize=10)
     figure.axes[0].legend(frameon=False, fontsize=9, loc="lower right")
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110, metadata={"Software": None})
+    write_picture(picture, figure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ made again. It writes bench/results/frontier.csv after every run, and the plots 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import sys
 import time
@@ -24,7 +23,7 @@ import numpy as np
 
 from bench import best_of_n, frontier_plots
 from bench.frontier_plots import BEST_OF_N, PPO, Point
-from bench.workspaces import RESULTS, measuring, output, prepare, run, write_text
+from bench.workspaces import RESULTS, measuring, output, prepare, run, write_csv
 from rlhf import config, runtime
 from rlhf.data.gsm8k import read_prepared
 from rlhf.data.preferences import read_pairs
@@ -198,9 +197,7 @@ def write_points(root: Path) -> None:
         if (root / name(preferences, seed) / "train_reward.done").is_file()
         for point in points(root / name(preferences, seed), preferences, seed)
     ]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Point._fields, *rows])
-    write_text(TABLE, text.getvalue())
+    write_csv(TABLE, [Point._fields, *rows])
 
 
 def read_points(path: Path) -> list[Point]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
+from bench.workspaces import write_picture
 from rlhf import anchors
 
 PPO, BEST_OF_N = "ppo", "best-of-n"
@@ -69,8 +69,9 @@ class Curve(NamedTuple):
 def draw(points: Sequence[Point]) -> None:
     """Writes both plots."""
     lines = curves(points)
-    save(over_optimisation([curve for curve in lines if curve.method == PPO]), IMAGES / "overoptimisation.png")
-    save(frontier(lines), IMAGES / "frontier.png")
+    of_ppo = [curve for curve in lines if curve.method == PPO]
+    write_picture(IMAGES / "overoptimisation.png", over_optimisation(of_ppo))
+    write_picture(IMAGES / "frontier.png", frontier(lines))
 
 
 def curves(points: Sequence[Point]) -> list[Curve]:
@@ -186,11 +187,3 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="y", color=FAINT)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes the picture whole or not at all; the same figure gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f".{path.name}.new")
-    figure.savefig(written, format="png", dpi=120, metadata={"Software": None})
-    written.replace(path)

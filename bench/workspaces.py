@@ -6,18 +6,24 @@ stopped.
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rlhf import anchors, config, locks
 from rlhf.errors import UserError
 from rlhf.stage import override_place
 from tasks.processes import supervised
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CODE = ("rlhf", "stages", "conf", "requirements.lock")
 """What every run is made of; a measurement that runs code of its own names it beside this."""
@@ -92,11 +98,31 @@ def with_marked(page: str, name: str, text: str) -> str:
     return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
 
 
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Writes the rows, the head first, whole or not at all."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def write_picture(path: Path, figure: Figure) -> None:
+    """Writes the figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    with _appearing(path) as written:
+        figure.savefig(written, format="png", dpi=120, metadata={"Software": None})
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
+    with _appearing(path) as written:
+        written.write_text(text)
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """A file beside `path`, which takes its place at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.new")
-    written.write_text(text)
+    yield written
     written.replace(path)
 
 
