@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from prefect.runtime import flow_run
 from rlhf import anchors, config, locks, tracking
 from rlhf.errors import UserError
 from rlhf.params import Params
+from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.processes import Terms, run_lines
 from tasks.supervisor import OWN_LINE, TIMED_OUT
@@ -61,24 +63,27 @@ def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT)
     """
     logger = get_run_logger()
     terms = stage_terms(name, workspace, flow_run.name or "")
-    output = _Output()
+    output, progress = _Output(), ProgressArtifact(name)
 
     def on_line(line: str) -> None:
         if shown := output.read(line):
             logger.info(shown)
+            progress.show(shown)
 
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", name]
     environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent_run_id}
-    code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
+    with closing(progress):
+        code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
     if code == TIMED_OUT:
         over = f"limits.{name}_seconds={terms.limit:.0f}: the stage took longer and was ended"
         raise StageFailedError(f"{name}: {over}: raise the limit, or set it to 0 for none")
     if code:
         raise StageFailedError(output.fault(name, code))
+    outs = locked_outs(workspace / "dvc.lock", name)
     if not output.ran:
         logger.info("restored from the cache" if output.restored else "unchanged")
-        outs = locked_outs(workspace / "dvc.lock", name)
         tracking.cached_child(parent_run_id, name, tracking.find_run_by_outs(name, outs))
+    show_results(name, _paths(_stages(workspace / "dvc.yaml")[name], "metrics"), workspace, outs)
     return Outcome(name, output.ran, output.stage_line)
 
 
