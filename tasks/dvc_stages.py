@@ -22,6 +22,7 @@ from rlhf.errors import UserError
 from rlhf.params import Params
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
+from tasks.events import announce_refusal
 from tasks.processes import Terms, run_lines
 from tasks.supervisor import OWN_LINE, TIMED_OUT
 
@@ -83,6 +84,8 @@ def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT)
     if not output.ran:
         logger.info("restored from the cache" if output.restored else "unchanged")
         tracking.cached_child(parent_run_id, name, tracking.find_run_by_outs(name, outs))
+    if name == "register" and announce_refusal(output.stage_line):
+        logger.info("told the automations that the gate refused this policy")
     show_results(name, _paths(_stages(workspace / "dvc.yaml")[name], "metrics"), workspace, outs)
     return Outcome(name, output.ran, output.stage_line)
 
