@@ -19,6 +19,8 @@ from rlhf.errors import UserError
 from tasks.processes import supervised
 
 HOST = "127.0.0.1"
+HEARTBEAT_SECONDS = 60
+"""How often a flow says that it is alive: often enough for a dead one to be known as such within five minutes."""
 START_SECONDS, ANSWER_SECONDS, DRAIN_SECONDS = 120.0, 10.0, 5.0
 
 
@@ -34,6 +36,7 @@ def set_prefect_environment() -> None:
         home.mkdir(exist_ok=True)  # Prefect would only warn, and go on without it
         os.environ["PREFECT_HOME"] = str(home)
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", str(HEARTBEAT_SECONDS))
     os.environ.setdefault("DO_NOT_TRACK", "true")
 
 

@@ -221,6 +221,13 @@ def find_run_by_outs(stage: str, outs: Mapping[str, str]) -> str | None:
     return found[0] if found else None
 
 
+def experiment_id() -> str | None:
+    """The id of the experiment that all runs belong to; None where there is no server."""
+    found: list[str] = []
+    _server().attempt(lambda client: found.append(_experiment(client)))
+    return found[0] if found else None
+
+
 def cached_child(parent: str, stage: str, original_run_id: str | None) -> None:
     """Records under the run `parent` that DVC skipped or restored `stage`, with a link to the run that made it."""
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ import yaml
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
-from rlhf import anchors, locks, tracking
+from rlhf import anchors, config, locks, tracking
 from rlhf.errors import UserError
 from rlhf.params import Params
-from tasks.processes import run_lines
+from tasks.artifacts import ProgressArtifact, show_results
+from tasks.devices import lock_files
+from tasks.events import announce_refusal
+from tasks.processes import Terms, run_lines
+from tasks.supervisor import OWN_LINE, TIMED_OUT
 
 RETRIES = 2
 RETRY_DELAY_SECONDS = 10.0
@@ -53,24 +59,34 @@ class Outcome:
 def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT) -> Outcome:
     """Brings the stage `name` of `workspace`'s dvc.yaml up to date, as a child of the MLflow run `parent_run_id`.
 
-    Raises StageFailedError with the stage's last line. However this task ends, no process of the stage is left.
+    It waits for the devices that the stage computes on, and ends the stage when its time limit is over. Raises
+    StageFailedError with the stage's last line. However this task ends, no process of the stage is left.
     """
     logger = get_run_logger()
-    output = _Output()
+    terms = stage_terms(name, workspace, flow_run.name or "")
+    output, progress = _Output(), ProgressArtifact(name)
 
     def on_line(line: str) -> None:
         if shown := output.read(line):
             logger.info(shown)
+            progress.show(shown)
 
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", name]
     environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent_run_id}
-    code = run_lines(command, on_line, directory=workspace, environ=environ)
+    with closing(progress):
+        code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
+    if code == TIMED_OUT:
+        over = f"limits.{name}_seconds={terms.limit:.0f}: the stage took longer and was ended"
+        raise StageFailedError(f"{name}: {over}: raise the limit, or set it to 0 for none")
     if code:
         raise StageFailedError(output.fault(name, code))
+    outs = locked_outs(workspace / "dvc.lock", name)
     if not output.ran:
         logger.info("restored from the cache" if output.restored else "unchanged")
-        outs = locked_outs(workspace / "dvc.lock", name)
         tracking.cached_child(parent_run_id, name, tracking.find_run_by_outs(name, outs))
+    if name == "register" and announce_refusal(output.stage_line):
+        logger.info("told the automations that the gate refused this policy")
+    show_results(name, _paths(_stages(workspace / "dvc.yaml")[name], "metrics"), workspace, outs)
     return Outcome(name, output.ran, output.stage_line)
 
 
@@ -93,6 +109,8 @@ class _Output:
             self._errors.append(line.removeprefix(FAILED))
         elif self._errors and not self.ran:  # DVC's errors may go over several lines: who is in the way, and what to do
             self._errors[-1] += f" {line.strip()}"
+        elif line.startswith(OWN_LINE):
+            return line.removeprefix(OWN_LINE)
         elif not CHATTER.fullmatch(line):
             self.stage_line = line
             return line
@@ -103,6 +121,15 @@ class _Output:
         reason = self.stage_line if self.ran else " ".join(next(iter(self._errors), self.stage_line).split())
         reason = reason or f"exit code {code} without a word"
         return reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+
+
+def stage_terms(name: str, workspace: Path, run_name: str = "") -> Terms:
+    """The devices that the stage `name` of `workspace` holds while it runs, and how long it may take."""
+    params = config.load((), workspace / config.PARAMS_FILE)
+    declared = _paths(_stages(workspace / "dvc.yaml")[name], "params")
+    holder = f"{name} of {run_name}" if run_name else name
+    limit = getattr(params.limits, f"{name}_seconds", 0)
+    return Terms(locks=lock_files(declared, params), holder=holder, limit=limit)
 
 
 def mend_rwlock(workspace: Path) -> None:
@@ -144,7 +171,7 @@ def retries(name: str, params: Params, parent_run_id: str) -> int:
 
 def upstream(dvc_yaml: Path, raw_params: Mapping[str, Any]) -> dict[str, list[str]]:
     """The stages of `dvc_yaml` in the order of the file, each with the stages whose outputs it depends on."""
-    stages = yaml.safe_load(dvc_yaml.read_text())["stages"]
+    stages = _stages(dvc_yaml)
     writers = {path: name for name, stage in stages.items() for path in _paths(stage, "outs", "metrics", "plots")}
     graph = {}
     for name, stage in stages.items():
@@ -159,6 +186,10 @@ def locked_outs(lock: Path, stage: str) -> dict[str, str]:
     locked = yaml.safe_load(lock.read_text()) if lock.is_file() else None
     outs = (locked or {}).get("stages", {}).get(stage, {}).get("outs", [])
     return {out["path"]: out["md5"] for out in outs}
+
+
+def _stages(dvc_yaml: Path) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(dvc_yaml.read_text())["stages"]
 
 
 def _paths(stage: Mapping[str, Any], *kinds: str) -> list[str]:

@@ -9,14 +9,32 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tasks import supervisor
 
-END_SECONDS = supervisor.GRACE_SECONDS + 10
-"""How long the supervisor may take to end everything: its grace time and a little more."""
+END_SECONDS = supervisor.GRACE_SECONDS + supervisor.DEPUTY_SECONDS + 5
+"""How long the supervisor may take to end everything, and a little more."""
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms the supervisor runs a command."""
+
+    locks: Sequence[Path] = ()
+    """Lock files to hold meanwhile, and to wait for."""
+    holder: str = ""
+    """What those who wait for them are told of the command."""
+    limit: float = 0
+    """Seconds that the command may take, not counted what it waited; 0 for no limit."""
+
+    def arguments(self) -> list[str]:
+        """The supervisor's command line."""
+        locks = [argument for lock in self.locks for argument in ("--lock", str(lock))]
+        return [*locks, f"--holder={self.holder}", f"--limit={self.limit}"]
 
 
 def end_with_parent() -> None:
@@ -27,7 +45,12 @@ def end_with_parent() -> None:
 
 @contextmanager
 def supervised(
-    command: Sequence[str], *, directory: Path, environ: Mapping[str, str], output: int | IO[str] = subprocess.PIPE
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environ: Mapping[str, str],
+    output: int | IO[str] = subprocess.PIPE,
+    terms: Terms = Terms(),
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs `command` in `directory`, standard error joined to standard output; on leaving, all of it has ended.
 
@@ -35,7 +58,7 @@ def supervised(
     ends the command with all its descendants: TERM, then KILL. Should this process be killed, the supervisor does it.
     """
     process = subprocess.Popen(
-        [sys.executable, supervisor.__file__, "--", *command],
+        [sys.executable, supervisor.__file__, *terms.arguments(), "--", *command],
         cwd=directory,
         env=child_environment(environ),
         stdin=subprocess.PIPE,
@@ -59,10 +82,15 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_lines(
-    command: Sequence[str], on_line: Callable[[str], None], *, directory: Path, environ: Mapping[str, str]
+    command: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    directory: Path,
+    environ: Mapping[str, str],
+    terms: Terms = Terms(),
 ) -> int:
     """Runs `command` to its end, gives each line of its output to `on_line` as it comes, and returns the exit code."""
-    with supervised(command, directory=directory, environ=environ) as process:
+    with supervised(command, directory=directory, environ=environ, terms=terms) as process:
         assert process.stdout is not None
         for line in process.stdout:
             on_line(line.rstrip())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf import anchors
+from rlhf import anchors, tracking
 from rlhf.evaluation.wording import accuracy, gain, percent
 from rlhf.stage import read_json
 
@@ -83,8 +83,10 @@ def as_markdown(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_link(run_id: str) -> str:
-    """The run's page in the MLflow UI: the tracking server's, or the one that `make ui` opens."""
+def run_link(run_id: str, artifact: str = "") -> str:
+    """The run's page in the MLflow UI, or that of one of its artifacts: the tracking server's, or `make ui`'s."""
     uri = anchors.tracking_uri()
     base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else f"http://127.0.0.1:{MLFLOW_UI_PORT}"
+    if artifact and (experiment := tracking.experiment_id()):
+        return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{artifact}"
     return f"{base}/#/runs/{run_id}"

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from rlhf.params import Params
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("rlhf", "stages")
+PACKAGES = ("rlhf", "stages", "tasks")
 SCHEMA = "rlhf.params"
 FRAME = "rlhf.stage"
 
@@ -90,7 +90,7 @@ def read_from(start: Iterable[str], apart: Iterable[str]) -> set[str]:
 
 @cache
 def units(root: Path) -> dict[str, Unit]:
-    """Every unit of the stages and of the library by its full name.
+    """Every unit of the stages, of the library and of the tasks by its full name.
 
     mypy gives one table of types for all files. So that a position names a file, each file is checked behind as many
     empty lines as the files before it have lines.

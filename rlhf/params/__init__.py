@@ -39,6 +39,7 @@ __all__ = [
     "Generator",
     "Hub",
     "Kl",
+    "Limits",
     "Lora",
     "Params",
     "Ppo",
@@ -240,6 +241,27 @@ class Evaluation(Section):
     """Level of every interval."""
 
 
+class Limits(Section):
+    """Time limits of the stages in a flow, the wait for a device apart. No stage depends on them."""
+
+    prepare_data_seconds: Size
+    """How long prepare_data may take; 0 for no limit."""
+    fetch_sft_seconds: Size
+    """How long fetch_sft may take; 0 for no limit."""
+    finetune_sft_seconds: Size
+    """How long finetune_sft may take; 0 for no limit."""
+    collect_preferences_seconds: Size
+    """How long collect_preferences may take; 0 for no limit."""
+    train_reward_seconds: Size
+    """How long train_reward may take; 0 for no limit."""
+    train_ppo_seconds: Size
+    """How long train_ppo may take; 0 for no limit."""
+    evaluate_seconds: Size
+    """How long evaluate may take; 0 for no limit."""
+    register_seconds: Size
+    """How long register may take; 0 for no limit."""
+
+
 class Params(Section):
     """All of `params.yaml`."""
 
@@ -257,6 +279,7 @@ class Params(Section):
     evaluation: Evaluation
     registry: Registry
     gate: Gate
+    limits: Limits
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:

@@ -48,6 +48,7 @@ DIRECT = {
     "evaluation.confidence": "train_reward evaluate",
     "registry": "register",
     "gate": "register",
+    "limits": "",
 }
 """Which stages a changed key reruns by itself; the longest prefix counts. What depends on their outputs follows."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from dvc.lock import Lock
 from prefect.logging import disable_run_logger
 
 from rlhf import anchors, tracking
-from rlhf.config import compose, validate
+from rlhf.config import compose, validate, write
 from rlhf.errors import UserError
+from tasks import dvc_stages
 from tasks.dvc_stages import (
     RETRIES,
     Outcome,
@@ -23,8 +25,10 @@ from tasks.dvc_stages import (
     mend_rwlock,
     retries,
     run_stage,
+    stage_terms,
     upstream,
 )
+from tasks.processes import Terms
 
 DVC_YAML = """
 stages:
@@ -38,6 +42,12 @@ stages:
   blind:
     cmd: python -c "pass"
     deps: [nowhere]
+  train_ppo:
+    cmd: python -c "import time; print('train_ppo - loading'); time.sleep(600)"
+    params: [runtime]
+  evaluate:
+    cmd: python -c "print('evaluate - done')"
+    params: [runtime]
 """
 
 
@@ -46,6 +56,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("workspace")
     (place / "dvc.yaml").write_text(DVC_YAML)
     (place / "source").write_text("without a dependency DVC keeps nothing in its run cache")
+    write(compose(["runtime.device=cpu", "limits.train_ppo_seconds=4"]), place / "params.yaml")
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=place, check=True)
     return place
@@ -92,6 +103,39 @@ def test_a_failed_stage_says_its_own_last_line(workspace: Path) -> None:
 def test_where_dvc_refuses_to_run_a_stage_its_error_is_the_reason(workspace: Path) -> None:
     with pytest.raises(StageFailedError, match=r"^blind: .*nowhere"):
         run("blind", workspace)
+
+
+def test_a_stage_over_its_limit_is_ended_and_the_line_names_the_param(workspace: Path) -> None:
+    reason = "limits.train_ppo_seconds=4: the stage took longer and was ended: raise the limit"
+    with pytest.raises(StageFailedError, match=f"^train_ppo: {reason}, or set it to 0 for none$"):
+        run("train_ppo", workspace)
+
+
+def test_a_stage_that_computes_takes_its_turn_on_the_device(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "main_checkout", lambda: workspace)
+    cpu = workspace / ".cache" / "devices" / "cpu.lock"
+    assert stage_terms("train_ppo", workspace, "red-fox") == Terms([cpu], "train_ppo of red-fox", 4)
+    assert stage_terms("good", workspace) == Terms([], "good", 0)
+
+
+def test_a_stage_waits_for_its_device_and_says_for_whom(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "main_checkout", lambda: workspace)
+    monkeypatch.setattr(tracking, "find_run_by_outs", lambda *_: None)
+    (cpu,) = stage_terms("evaluate", workspace).locks
+    cpu.write_text("process 42 (train_ppo of red-fox)")
+    held, lines = cpu.open(), []
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    class Log:
+        def info(self, line: str) -> None:
+            lines.append(line)
+            held.close()
+
+    monkeypatch.setattr(dvc_stages, "get_run_logger", Log)
+    outcome = run_stage.fn("evaluate", "parent", workspace)
+    assert lines[0] == "waiting for device cpu, which process 42 (train_ppo of red-fox) holds"
+    assert lines[1].startswith("device cpu is free after ")
+    assert lines[2:] == [outcome.last_line] == ["evaluate - done"]
 
 
 @pytest.mark.parametrize("left", ["", "{", '{"write": {"/a'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -83,8 +84,21 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*SUPERVISOR, *command], stdin=subprocess.PIPE, start_new_session=True)
+def start(arguments: list[str], **pipes: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*SUPERVISOR, *arguments], stdin=subprocess.PIPE, start_new_session=True, **pipes)
+
+
+def is_held(lock: Path) -> bool:
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def deputy_of(process: subprocess.Popen[bytes]) -> int:
+    return supervisor.descendants(process.pid)[0]
 
 
 @pytest.mark.parametrize(("command", "code"), [("pass", 0), ("raise SystemExit(7)", 7)])
@@ -99,10 +113,10 @@ def test_a_command_that_a_signal_ended_gives_128_and_the_signal() -> None:
 
 
 def test_a_missing_command_is_one_line(tmp_path: Path) -> None:
-    command = [*SUPERVISOR, "--", str(tmp_path / "nowhere")]
-    answer = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert answer.returncode == supervisor.NOT_FOUND
-    assert answer.stderr == f"supervisor: {tmp_path / 'nowhere'}: No such file or directory\n"
+    process = start(["--", str(tmp_path / "nowhere")], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.read().decode() == f"supervisor: {tmp_path / 'nowhere'}: No such file or directory\n"
+    assert process.wait(PATIENCE_SECONDS) == supervisor.NOT_FOUND
 
 
 def test_the_command_reads_no_lifeline_and_writes_through() -> None:
@@ -170,3 +184,82 @@ def test_descendants_are_found_below_a_process(tmp_path: Path, scripts: dict[str
         for pid in noted(tmp_path, "ready"):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.skipif(not supervisor.LINUX, reason="only Linux lets a process adopt orphans")
+@pytest.mark.parametrize("killed", ["supervisor", "deputy"])
+def test_a_killed_supervisor_leaves_nothing_and_the_lock_until_then(
+    tmp_path: Path, scripts: dict[str, str], killed: str
+) -> None:
+    """The tree ignores TERM, so that there is time to see it go on without the supervisor."""
+    lock, tree = tmp_path / "cpu.lock", [sys.executable, scripts["parent"], scripts["sleeper"], str(tmp_path)]
+    process = start(["--grace", "3", "--lock", str(lock), "--", *tree, "stubborn", "session"])
+    wait_until(lambda: len(noted(tmp_path, "ready")) == 2, "both processes to start")
+    ready = noted(tmp_path, "ready")
+    os.kill(process.pid if killed == "supervisor" else deputy_of(process), signal.SIGKILL)
+    wait_until(lambda: noted(tmp_path, "asked") == ready, "both to be asked to end")
+    stubborn = [pid for pid in ready if is_running(pid)]
+    held = is_held(lock)
+    assert held or not any(map(is_running, stubborn))
+    wait_until(lambda: not is_held(lock), "the lock")
+    assert not any(map(is_running, ready))
+    assert process.wait(PATIENCE_SECONDS) == (-signal.SIGKILL if killed == "supervisor" else 128 + signal.SIGKILL)
+
+
+def test_a_lock_is_waited_for_and_the_holder_is_named(tmp_path: Path, scripts: dict[str, str]) -> None:
+    lock = tmp_path / "cpu.lock"
+    sleeper = [sys.executable, scripts["sleeper"], str(tmp_path), "polite"]
+    first = start(["--lock", str(lock), "--holder", "train_ppo of red-fox", "--", *sleeper])
+    wait_until(lambda: noted(tmp_path, "ready"), "the first to start")
+    second = start(["--lock", str(lock), "--", sys.executable, "-c", "print('my turn')"], stdout=subprocess.PIPE)
+    assert second.stdout is not None and first.stdin is not None
+    waiting = f"supervisor: waiting for device cpu, which process {first.pid} (train_ppo of red-fox) holds\n"
+    assert second.stdout.readline().decode() == waiting
+    first.stdin.close()
+    assert second.stdout.readline().decode().startswith("supervisor: device cpu is free after ")
+    assert second.stdout.readline().decode() == "my turn\n"
+    assert second.wait(PATIENCE_SECONDS) == 0
+    assert first.wait(PATIENCE_SECONDS) == supervisor.STOPPED
+    assert lock.read_text() == f"process {second.pid}"
+
+
+@pytest.mark.parametrize("how", ["lifeline", "signal"])
+def test_who_waits_for_a_lock_can_be_stopped_and_starts_nothing(tmp_path: Path, how: str) -> None:
+    lock = tmp_path / "cpu.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = start(["--lock", str(lock), "--", "touch", str(tmp_path / "started")], stdout=subprocess.PIPE)
+        assert process.stdin is not None and process.stdout is not None
+        assert b"waiting for device cpu" in process.stdout.readline()
+        process.stdin.close() if how == "lifeline" else process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == supervisor.STOPPED
+    assert not (tmp_path / "started").exists()
+    assert not is_held(lock)
+
+
+def test_locks_given_in_any_order_never_block_each_other(tmp_path: Path) -> None:
+    locks = [str(tmp_path / "cuda-0.lock"), str(tmp_path / "cuda-1.lock")]
+    orders = [["--lock", one, "--lock", other] for one, other in (locks, locks[::-1])]
+    processes = [start([*order, "--", "sleep", "0.2"]) for order in orders * 3]
+    assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0] * 6
+
+
+def test_a_command_over_its_limit_is_ended(tmp_path: Path, scripts: dict[str, str]) -> None:
+    lock, sleeper = tmp_path / "cpu.lock", [sys.executable, scripts["sleeper"], str(tmp_path), "polite"]
+    process = start(["--limit", "2", "--lock", str(lock), "--", *sleeper])
+    assert process.wait(PATIENCE_SECONDS) == supervisor.TIMED_OUT
+    assert len(noted(tmp_path, "ready")) == 1
+    assert noted(tmp_path, "asked") == noted(tmp_path, "ready")
+    assert not any(map(is_running, noted(tmp_path, "ready")))
+    assert not is_held(lock)
+
+
+def test_waiting_for_a_lock_takes_nothing_from_the_limit(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = start(["--limit", "3", "--lock", str(lock), "--", "true"], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(3.1)
+    assert process.wait(PATIENCE_SECONDS) == 0
