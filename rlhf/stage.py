@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, distributed, faults, hashes, process, runtime
+from rlhf import config, distributed, faults, hashes, machine, process, runtime
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
 from rlhf.params import Params
@@ -209,6 +209,7 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], pro
     ):
         if arguments:
             print(f"{name}: with overrides the outputs go to {place.relative_to(workspace)}, not to DVC's", flush=True)
+        log.set_tags(machine.tags())
         stage = Stage(name, params, log, workspace, place, held, staging, ranks=ranks)
         process.end_loading()
         main(stage)

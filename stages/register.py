@@ -16,9 +16,10 @@ from rlhf import tracking
 from rlhf.evaluation.right_answers import read_right_answers
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import Manifest, read_manifest
-from rlhf.registry import champion, model_card, versions
+from rlhf.registry import champion, model_card, records, versions
 from rlhf.registry.champion import Papers
 from rlhf.registry.gate import Candidate, kl_of_selected
+from rlhf.registry.records import Records
 from rlhf.stage import Stage, run_stage
 
 SPLITS = ("gate", "test")
@@ -39,6 +40,7 @@ def main(stage: Stage) -> None:
     )
     candidate = Candidate.of(evaluation["gate"], right, kl)
     manifest = read_manifest(policy)
+    found = records.collect(stage.workspace, manifest, code_tags())
 
     version = versions.find_version(name, policy)
     again = ", registered already" if version else ""
@@ -46,10 +48,11 @@ def main(stage: Stage) -> None:
         policy,
         name=name,
         metrics=metrics | {"ppo.best_iteration": ppo["best_iteration"], "kl": kl},
-        lineage=lineage(stage, manifest),
+        lineage=lineage(stage, manifest, found),
         max_new_tokens=limit,
         run=stage.log,
     )
+    records.file(version, found)
     card = model_card.render(name, manifest, evaluation, ppo, kl, params.data, version.tags, limit)
     standing = champion.decide(version, candidate, Papers(answers, card), params.gate, method)
     print(f"register: {name} version {version.number}, policy {version.policy_hash[:12]}{again}: {standing}")
@@ -65,31 +68,28 @@ def scores(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return flat
 
 
-def lineage(stage: Stage, manifest: Manifest) -> dict[str, object]:
-    """Code, data, checkpoints, params, seed and runs that made the policy."""
-    tags: dict[str, object] = {"seed": manifest.seed, "source": manifest.source}
-    tags |= {key.removeprefix("mlflow.source."): value for key, value in tracking.git_tags().items()}
+def code_tags() -> dict[str, str]:
+    """The commit of the running code, and whether the checkout differs from it."""
+    return {key.removeprefix("mlflow.source."): value for key, value in tracking.git_tags().items()}
+
+
+def lineage(stage: Stage, manifest: Manifest, found: Records) -> dict[str, object]:
+    """Code, data, checkpoints, params, seed, machine and runs that made the policy."""
+    tags: dict[str, object] = {"seed": manifest.seed, "source": manifest.source, **found.code}
     tags |= {f"{kind}_hash": parent for kind, parent in manifest.parents.items()}
     tags |= {f"params.{key}": json.dumps(value, sort_keys=True) for key, value in manifest.params.items()}
     tags |= {f"dvc.{path}": md5 for path, md5 in trained_on(stage.workspace).items()}
     for path, maker in MAKERS.items():
         run_id = tracking.find_run_by_outs(maker, {path: dvc_md5(stage.input(path))})
         tags |= {f"{maker}_run_id": run_id} if run_id else {}
+        tags |= records.machine_of(run_id) if run_id and maker == "train_ppo" else {}
     return tags
 
 
 def trained_on(workspace: Path) -> dict[str, str]:
     """Hashes of the data and checkpoints that `train_ppo` read, if `dvc.lock` tells of this very policy."""
-    import yaml
-
-    lock = workspace / "dvc.lock"
-    if not lock.is_file():
-        return {}
-    entry = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"].get("train_ppo", {})
-    made = {out["path"]: out["md5"] for out in entry.get("outs", [])}
-    if made.get("models/policy") != dvc_md5(workspace / "models/policy"):
-        return {}
-    return {dep["path"]: dep["md5"] for dep in entry["deps"] if dep["path"].startswith(("data/", "models/"))}
+    deps = records.locked(workspace).get("train_ppo", {}).get("deps", [])
+    return {dep["path"]: dep["md5"] for dep in deps if dep["path"].startswith(("data/", "models/"))}
 
 
 if __name__ == "__main__":

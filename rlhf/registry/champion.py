@@ -23,7 +23,7 @@ from rlhf.evaluation.right_answers import RightAnswers, read_right_answers
 from rlhf.params import Gate
 from rlhf.registry import gate as gates
 from rlhf.registry.gate import Candidate, Champion, Verdict
-from rlhf.registry.server import files, has_model, lock, patience, server, version_uri
+from rlhf.registry.server import download, files, has_model, lock, server, upload
 from rlhf.registry.versions import Version
 
 if TYPE_CHECKING:
@@ -166,33 +166,21 @@ def _file(registry: MlflowClient, version: ModelVersion, papers: Papers) -> None
     """Puts the papers into the version, those that it does not have yet; the answers under the hash of their bytes."""
     path = PurePosixPath("gate", f"{sha256(papers.answers.encode()).hexdigest()}.csv")
     if path.name not in files(version, str(path.parent)):
-        _upload(registry, version, path, papers.answers)
+        upload(registry, version, str(path), papers.answers.encode())
     if version.tags.get(ANSWERS) != str(path):
         registry.set_model_version_tag(version.name, version.version, ANSWERS, str(path))
     if version.description != papers.card:
-        _upload(registry, version, PurePosixPath("README.md"), papers.card)
+        upload(registry, version, "README.md", papers.card.encode())
         registry.update_model_version(version.name, version.version, papers.card)
-
-
-def _upload(registry: MlflowClient, version: ModelVersion, path: PurePosixPath, text: str) -> None:
-    with TemporaryDirectory() as place, patience():
-        file = Path(place, path.name)
-        file.write_bytes(text.encode())
-        folder = None if path.parent == PurePosixPath() else str(path.parent)
-        model_id = version.source.removeprefix("models:/")  # MLflow keeps no other trace of it
-        registry.log_model_artifact(model_id, str(file), folder)
 
 
 def _right_answers(version: ModelVersion, method: str) -> RightAnswers | None:
     """The version's right answers; None where the file is gone or is not what was registered."""
-    import mlflow
-
     path = PurePosixPath(version.tags.get(ANSWERS, ""))
     if not path.name or path.name not in files(version, str(path.parent)):
         return None
-    with TemporaryDirectory() as place, patience():
-        uri = version_uri(version, str(path))
-        content = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=place)).read_bytes()
+    with TemporaryDirectory() as place:
+        content = download(version, str(path), Path(place)).read_bytes()
     return read_right_answers(content.decode(), method) if sha256(content).hexdigest() == path.stem else None
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from rlhf import anchors, locks
@@ -66,6 +67,24 @@ def files(version: ModelVersion, folder: str = "") -> dict[str, int | None]:
 
     listed = mlflow.artifacts.list_artifacts(artifact_uri=version_uri(version, folder))
     return {PurePosixPath(item.path).name: item.file_size for item in listed}
+
+
+def upload(registry: MlflowClient, version: ModelVersion, path: str, content: bytes) -> None:
+    """Puts a file into the version, beside its model."""
+    with TemporaryDirectory() as place, patience():
+        file = Path(place, PurePosixPath(path).name)
+        file.write_bytes(content)
+        folder = "/".join(PurePosixPath(path).parts[:-1])
+        model_id = version.source.removeprefix("models:/")  # MLflow keeps no other trace of it
+        registry.log_model_artifact(model_id, str(file), folder or None)
+
+
+def download(version: ModelVersion, path: str, place: Path) -> Path:
+    """A copy of a file or folder of the version, below `place`."""
+    import mlflow
+
+    with patience():
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version, path), dst_path=str(place)))
 
 
 def has_model(version: ModelVersion) -> bool:

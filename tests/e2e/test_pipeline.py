@@ -13,8 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from mlflow import MlflowClient
 from peft import PeftModel
 
+from rlhf import tracking
 from rlhf.data.prompts import decode_response, encode_prompts, encode_response
 from rlhf.generation.engine import Sample, generate
 from rlhf.hashes import dvc_md5, sha256_file
@@ -393,6 +395,37 @@ def test_a_killed_run_goes_on_to_the_same_bytes(pipeline: Pipeline, tmp_path: Pa
     assert saved_iteration(tmp_path / "killed") is None
     assert pipeline.steps(pipeline.all_runs()[0], "score") == list(range(1, last + 1))
     assert pipeline.succeed("git", "status", "--porcelain") == "?? dvc.lock\n"
+
+
+# --- from the registry back
+
+
+def test_a_version_is_made_again_hash_for_hash_from_what_the_registry_kept(pipeline: Pipeline, tmp_path: Path) -> None:
+    command, again, before = ("python", "-m", "rlhf.lineage"), tmp_path / "again", pipeline.server_state()
+    version = "models:/gsm8k-policy@candidate"
+    history = json.loads(pipeline.succeed(*command, version, "--json"))
+    assert {stage["stage"]: stage["run_id"] for stage in history["stages"]} == {
+        stage: pipeline.runs[stage].info.run_id for stage in STAGES[:-1]
+    }
+    assert history["params"] == pipeline.params.model_dump()
+    assert history["sft"] == pipeline.json("models/sft/manifest.json")
+    assert (history["dirty"], history["diff"]) == (False, "")
+
+    outcome = json.loads(pipeline.succeed(*command, version, "--reproduce", str(again), "--json"))
+    policy = pipeline.locked()["train_ppo"]["models/policy"]
+    assert outcome == {
+        "reproduced": True,
+        "verdict": f"reproduced: the same policy, hash for hash ({policy})",
+        "details": [],
+    }
+    assert workspaces.contents(again / "models/policy") == workspaces.contents(pipeline.place / "models/policy")
+    assert (again / ".dvc/cache/files/md5" / policy[:2]).is_dir()
+    there = MlflowClient(f"sqlite:///{again / 'mlflow.db'}")
+    experiment = there.get_experiment_by_name(tracking.EXPERIMENT)
+    assert experiment is not None
+    trained = there.search_runs([experiment.experiment_id])
+    assert {run.data.tags["stage"] for run in trained} == set(STAGES[:-1])  # every one ran, and none registered
+    assert pipeline.server_state() == before
 
 
 # --- with an adapter

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from rlhf import config, runtime, tracking
+from rlhf import config, machine, runtime, tracking
 from rlhf import stage as stage_module
 from rlhf.errors import UsageError, UserError
 from rlhf.hashes import dvc_md5
@@ -33,6 +33,10 @@ class Log:
     def __init__(self) -> None:
         self.outs: dict[str, str] = {}
         self.end = "never opened"
+        self.tags: dict[str, str] = {}
+
+    def set_tags(self, tags: dict[str, str]) -> None:
+        self.tags |= tags
 
     def tag_outs(self, outs: dict[str, str]) -> None:
         self.outs = outs
@@ -123,6 +127,7 @@ def test_outputs_replace_the_old_ones_and_are_hashed(workspace, log):
     run_stage("train_ppo", main, ())
     assert outputs() == NEW
     assert log.outs == {path: dvc_md5(workspace / path) for path in ("models/policy", "metrics/ppo.json")}
+    assert log.tags == machine.tags()
     assert log.end == "finished"
     assert list(workspace.glob(".partial/*")) == []
 
@@ -259,7 +264,9 @@ def test_a_signal_between_the_outputs_and_the_exit_is_too_late(workspace, number
 import atexit, contextlib, os
 from rlhf import runtime, stage, tracking
 def signal_itself(*_): os.kill(os.getpid(), {int(number)})
-class Log: tag_outs = signal_itself
+class Log:
+    set_tags = lambda *_: None
+    tag_outs = signal_itself
 @contextlib.contextmanager
 def stage_run(*_):
     yield Log()
@@ -407,7 +414,8 @@ def test_a_terminated_process_ends_with_1_and_one_line(workspace):
     script = """
 import contextlib, time
 from rlhf import runtime, stage, tracking
-tracking.stage_run = lambda *_: contextlib.nullcontext()
+class Log: set_tags = lambda *_: None
+tracking.stage_run = lambda *_: contextlib.nullcontext(Log())
 runtime.configure = lambda *_: None
 def main(run):
     run.output("metrics/ppo.json").write_text("new")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,9 +15,11 @@ from mlflow import MlflowClient
 from rlhf import anchors, config, tracking
 from rlhf.config import compose
 from rlhf.hashes import dvc_md5
-from rlhf.models.checkpoints import checkpoint_hash
+from rlhf.models.checkpoints import checkpoint_hash, read_manifest, write_manifest
+from rlhf.registry import records
 from rlhf.stage import run_stage
 from stages.register import main
+from tests import registered
 from tests.policies import PARAMS, save_policy
 
 SPLIT = {
@@ -205,6 +208,45 @@ def test_a_lock_that_tells_of_another_policy_is_no_lineage(workspace, store):
     tags = store.get_model_version_by_alias(model_name(), "candidate").tags
     assert not [key for key in tags if key.startswith("dvc.")]
     assert tags["sft_hash"] == "5f7"
+
+
+def records_of(version) -> dict[str, bytes]:
+    return records.read(registered.store().get_model_version(version.name, version.version))
+
+
+def test_the_version_leads_to_lock_params_sft_and_machine(workspace, store):
+    start = save_policy(workspace / "models/sft", seed=2)
+    manifest = read_manifest(workspace / "models/policy").model_copy(
+        update={"parents": {"sft": checkpoint_hash(start)}}
+    )
+    write_manifest(workspace / "models/policy", manifest)
+    policy_md5 = dvc_md5(workspace / "models/policy")
+    write_lock(workspace, policy_md5)
+    with tracking.stage_run("train_ppo", {}) as trained:
+        trained.tag_outs({"models/policy": policy_md5})
+        trained.set_tags({"machine.processor": "P"})
+    run_stage("register", main, [])
+    version = store.get_model_version_by_alias(model_name(), "candidate")
+    found = records_of(version)
+    diff = records.changes(anchors.CHECKOUT)
+    expected = {
+        "dvc.lock": "dvc.lock",
+        "params.yaml": "params.yaml",
+        "sft_manifest.json": "models/sft/manifest.json",
+        "evaluation.json": "metrics/evaluation.json",
+    }
+    assert found.pop("changes.diff", b"") == diff
+    assert found == {name: (workspace / path).read_bytes() for name, path in expected.items()}
+    assert version.tags["machine.processor"] == "P"
+    assert version.tags.get("git.diff") == (sha256(diff).hexdigest() if diff else None)
+
+
+def test_records_of_another_policy_are_left_out(workspace, store):
+    save_policy(workspace / "models/sft", seed=2)
+    write_lock(workspace, "0ther.dir")
+    run_stage("register", main, [])
+    version = store.get_model_version_by_alias(model_name(), "candidate")
+    assert records_of(version).keys() - {"changes.diff"} == {"params.yaml", "evaluation.json"}
 
 
 def failure(capfd) -> str:

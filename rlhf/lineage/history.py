@@ -1,0 +1,136 @@
+"""The history of a registered version, gathered from its tags, its records and the runs that made it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf import machine, tracking
+from rlhf.errors import UsageError, UserError
+from rlhf.registry import records
+from rlhf.registry.champion import COMPARED_WITH, GATE, REASONS, WITHDRAWN, find_model
+from rlhf.registry.server import server
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What one stage made, and the MLflow run that made it."""
+
+    stage: str
+    run_id: str | None
+    """None where no run with these outputs is found."""
+    outs: Mapping[str, str]
+    """md5 of each output by its path, as in `dvc.lock`."""
+    machine: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class History:
+    """All that the registry and the tracking server know of how a version was made."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    policy_hash: str
+    gate: Mapping[str, str]
+    """The gate's `verdict`, its `reasons`, the champion `compared_with`; `withdrawn` where a person took it back."""
+    commit: str
+    """Empty where the code was in no git repository."""
+    dirty: bool
+    diff: str
+    """What the code had beyond the commit."""
+    params: Mapping[str, Any]
+    data: Mapping[str, str]
+    """md5 of each data file and directory that a stage read."""
+    sft: Mapping[str, Any]
+    """The manifest of the checkpoint that PPO started from; empty where it was not kept."""
+    stages: tuple[StageRun, ...]
+    """In the order of `dvc.lock`; empty where no lock was kept."""
+    machine: Mapping[str, str]
+    """What the policy was trained on."""
+    evaluation: Mapping[str, Any]
+
+
+def read(uri: str) -> tuple[History, dict[str, bytes]]:
+    """The history of the version `models:/NAME@ALIAS` or `models:/NAME/NUMBER`, and its records by name.
+
+    Raises UsageError for another form, UserError where there is no such version or the server cannot be reached.
+    """
+    wanted = URI.fullmatch(uri)
+    if not wanted:
+        raise UsageError(f"{uri}: no version of a model: write models:/gsm8k-policy@champion or models:/gsm8k-policy/3")
+    with server() as registry:
+        model = find_model(registry, wanted["name"])
+        numbers = {str(found.version) for found in registry.search_model_versions(f"name='{model.name}'")}
+        number = wanted["number"] or str(model.aliases.get(wanted["alias"], ""))
+        if number not in numbers:
+            known = [*sorted(model.aliases), *sorted(numbers, key=int)]
+            raise UserError(f"{uri}: not registered: take one of {', '.join(known) or 'none'}")
+        version = registry.get_model_version(model.name, number)
+        found = records.read(version)
+        aliases = tuple(sorted(alias for alias, holder in model.aliases.items() if str(holder) == number))
+        return history_of(version, aliases, found, _stages(registry, found)), found
+
+
+def history_of(
+    version: ModelVersion, aliases: tuple[str, ...], found: Mapping[str, bytes], stages: tuple[StageRun, ...]
+) -> History:
+    """The history that a version's tags and records tell, with the runs of its `stages`."""
+    import yaml
+
+    tags = version.tags
+    gate = {"verdict": GATE, "reasons": REASONS, "compared_with": COMPARED_WITH, "withdrawn": WITHDRAWN}
+    return History(
+        name=version.name,
+        version=str(version.version),
+        aliases=aliases,
+        policy_hash=tags.get("policy_hash", ""),
+        gate={key: tags[tag] for key, tag in gate.items() if tag in tags},
+        commit=tags.get(records.COMMIT_TAG, ""),
+        dirty=tags.get("git.dirty") == "true",
+        diff=found.get(records.DIFF, b"").decode(errors="replace"),
+        params=yaml.safe_load(found.get(records.PARAMS, b"{}")),
+        data=data_read(found),
+        sft=json.loads(found.get(records.SFT, b"{}")),
+        stages=stages,
+        machine=machine.of_tags(tags),
+        evaluation=json.loads(found.get(records.EVALUATION, b"{}")),
+    )
+
+
+def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
+    """The stages of the `dvc.lock` among the records that made the policy and its evaluation; `register` is none."""
+    import yaml
+
+    stages: dict[str, Any] = (yaml.safe_load(found.get(records.LOCK, b"")) or {}).get("stages", {})
+    return {name: entry for name, entry in stages.items() if name != "register"}
+
+
+def hashes(entries: list[Mapping[str, Any]]) -> dict[str, str]:
+    """md5 by path of `deps` or `outs` in a lock file."""
+    return {entry["path"]: entry["md5"] for entry in entries}
+
+
+def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
+    """md5 of all data that the stages read, by its path."""
+    deps = {path: md5 for entry in lock_stages(found).values() for path, md5 in hashes(entry.get("deps", [])).items()}
+    return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
+
+
+def _stages(registry: MlflowClient, found: Mapping[str, bytes]) -> tuple[StageRun, ...]:
+    runs = []
+    for stage, entry in lock_stages(found).items():
+        outs = hashes(entry.get("outs", []))
+        run_id = tracking.find_run_by_outs(stage, outs)
+        tags = registry.get_run(run_id).data.tags if run_id else {}
+        runs.append(StageRun(stage, run_id, outs, machine.of_tags(tags)))
+    return tuple(runs)

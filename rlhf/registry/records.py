@@ -1,0 +1,141 @@
+"""The files that lead from a version back to what made it, in its folder `lineage/`.
+
+    dvc.lock            hashes of every stage's code, data and outputs
+    params.yaml         all params
+    changes.diff        what the code had beyond its commit, where it had anything
+    sft_manifest.json   the manifest of the checkpoint that PPO started from
+    evaluation.json     accuracies with their intervals
+
+`python -m rlhf.lineage` shows them and reproduces the policy from them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rlhf import anchors, machine
+from rlhf.errors import UserError
+from rlhf.hashes import dvc_md5
+from rlhf.models.checkpoints import MANIFEST, Manifest, checkpoint_hash
+from rlhf.registry.server import download, files, server, upload
+from rlhf.registry.versions import Version
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+FOLDER = "lineage"
+LOCK, PARAMS, DIFF, SFT, EVALUATION = (
+    "dvc.lock",
+    "params.yaml",
+    "changes.diff",
+    "sft_manifest.json",
+    "evaluation.json",
+)
+COMMIT_TAG, DIFF_TAG = "git.commit", "git.diff"
+NEW_CODE = ("rlhf", "stages")
+"""Where files that git does not know yet are the pipeline's code."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """The files of `lineage/` by name, and the tags that say what code they belong to."""
+
+    files: Mapping[str, bytes]
+    code: Mapping[str, str]
+
+
+def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Records:
+    """The records of the policy of `manifest` in `workspace`; `code` are the tags of the commit.
+
+    A lock file, or an SFT checkpoint, that tells of another policy is left out.
+    """
+    sft = workspace / "models/sft"
+    places = {PARAMS: workspace / "params.yaml", EVALUATION: workspace / "metrics/evaluation.json"}
+    if locked(workspace):
+        places[LOCK] = workspace / "dvc.lock"
+    if (sft / MANIFEST).is_file() and checkpoint_hash(sft) == manifest.parents.get("sft"):
+        places[SFT] = sft / MANIFEST
+    found = {name: path.read_bytes() for name, path in places.items()}
+    if diff := changes(anchors.CHECKOUT):
+        found[DIFF] = diff
+        code = {**code, DIFF_TAG: sha256(diff).hexdigest()}
+    return Records(found, code)
+
+
+def locked(workspace: Path) -> dict[str, Any]:
+    """The stages in the workspace's `dvc.lock`; empty where there is none, or where it tells of another policy."""
+    import yaml
+
+    lock = workspace / "dvc.lock"
+    if not lock.is_file():
+        return {}
+    stages: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+    made = {out["path"]: out["md5"] for out in stages.get("train_ppo", {}).get("outs", [])}
+    return stages if made.get("models/policy") == dvc_md5(workspace / "models/policy") else {}
+
+
+def file(version: Version, records: Records) -> None:
+    """Puts those records into the version that it does not have yet.
+
+    A version that other code registered keeps what it has: its tags tell of that code.
+    """
+    code = (records.code.get(COMMIT_TAG), records.code.get(DIFF_TAG))
+    if code != (version.tags.get(COMMIT_TAG), version.tags.get(DIFF_TAG)):
+        return
+    with server() as registry:
+        recorded = registry.get_model_version(version.name, version.number)
+        there = files(recorded, FOLDER)
+        for name in sorted(records.files.keys() - there.keys()):
+            upload(registry, recorded, f"{FOLDER}/{name}", records.files[name])
+
+
+def read(version: ModelVersion) -> dict[str, bytes]:
+    """The files of a version's `lineage/` by name; empty where it has none."""
+    if not files(version, FOLDER):
+        return {}
+    with TemporaryDirectory() as place:
+        return {path.name: path.read_bytes() for path in download(version, FOLDER, Path(place)).iterdir()}
+
+
+def machine_of(run_id: str) -> dict[str, str]:
+    """The tags that say what a run ran on."""
+    with server() as registry:
+        tags = registry.get_run(run_id).data.tags
+    return {key: value for key, value in tags.items() if key.startswith(machine.PREFIX)}
+
+
+def changes(checkout: Path) -> bytes:
+    """What the files that git knows, and new ones in NEW_CODE, have beyond the commit, as `git apply` takes it.
+
+    `dvc.lock` and `params.yaml` are left out, which are records of their own. Empty without git.
+    """
+    index = anchors.git("rev-parse", "--path-format=absolute", "--git-path", "index", directory=checkout)
+    if not index or anchors.git("rev-parse", "HEAD", directory=checkout) is None:
+        return b""
+    with TemporaryDirectory() as place:
+        own_index = Path(place, "index")  # new files are announced in a copy, so that the user's index stays as it is
+        if Path(index).is_file():
+            shutil.copy(index, own_index)
+        new = [name for name in NEW_CODE if (checkout / name).is_dir()]
+        _git(checkout, own_index, "add", "--intent-to-add", "--", *new)
+        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+        rest = ("HEAD", "--", ".", ":!dvc.lock", ":!params.yaml")
+        return _git(checkout, own_index, "diff", "--binary", "--full-index", *plain, *rest)
+
+
+def _git(checkout: Path, index: Path, *arguments: str) -> bytes:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(checkout), *arguments]
+    done = subprocess.run(command, check=False, env=environ | {"GIT_INDEX_FILE": str(index)}, capture_output=True)
+    if done.returncode:
+        fault = " ".join(done.stderr.decode(errors="replace").split())
+        raise UserError(f"{checkout}: git {arguments[0]}: {fault}: mend the repository, and register again")
+    return done.stdout
