@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
+
+from rlhf.data.votes import majority
 
 
 class Answered(NamedTuple):
@@ -23,15 +24,6 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     Language Models Trained on Code, eq. 1).
     """
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
-
-
-def majority(answers: Sequence[str | None]) -> str | None:
-    """The most frequent answer (Wang et al., 2022, Self-Consistency); among equals the one that was sampled first.
-
-    A response without a number has no vote; None where nobody has one.
-    """
-    votes = Counter(answer for answer in answers if answer is not None)
-    return max(votes, key=votes.__getitem__) if votes else None  # a Counter goes by first occurrence, max by the first
 
 
 def passes(answered: Answered, k: int) -> float:

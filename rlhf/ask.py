@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf import config
-from rlhf.errors import UsageError, UserError, run_command
+from rlhf.errors import UsageError, run_command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,19 +41,11 @@ def ask(question: str, directory: Path | None) -> str:
 
 
 def ask_directory(question: str, directory: Path, max_new_tokens: int) -> str:
-    """The answer of the checkpoint in `directory`, by the code that serves the registered one."""
-    from rlhf.models.checkpoints import verify_files
+    """The answer of the checkpoint in `directory`, as the registered policy would give it."""
+    from rlhf.generation.answering import AnsweringPolicy, Settings
 
-    with warnings.catch_warnings(record=True):  # MLflow asks for type hints, as in rlhf/registry/server.py
-        from rlhf.registry.served_policy import QuestionTooLong, ServedPolicy
-
-    verify_files(directory)
-    policy = ServedPolicy()
-    policy.load(directory)
-    try:
-        return policy.answer(question, max_new_tokens)
-    except QuestionTooLong as error:
-        raise UserError(str(error)) from None
+    (answer,) = AnsweringPolicy(directory).answer([question], Settings(max_new_tokens))
+    return answer.response.text
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     SHUFFLE_PTX = 9
     CURRICULUM = 10
     EVALUATION = 11
+    SERVING = 12
 
 
 def philox(

@@ -35,7 +35,8 @@ def add_version(name: str, policy: str) -> Version:
     number = experiment.experiment_id if experiment else client.create_experiment("versions", _artifacts())
     model = client.create_logged_model(number, "policy")
     with TemporaryDirectory() as place:
-        for file in ("MLmodel", "served_policy.py"):
+        Path(place, "code").mkdir()
+        for file in ("MLmodel", "served_policy.py", "code/library.py"):
             Path(place, file).touch()
         client.log_model_artifacts(model.model_id, place)
     client.finalize_logged_model(model.model_id, "READY")

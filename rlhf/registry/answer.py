@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.registry.champion import CHAMPION
-from rlhf.registry.server import has_model, server, version_uri
+from rlhf.registry.server import has_model, patience, server, version_uri
 from rlhf.registry.versions import CANDIDATE
 from rlhf.tracking_server import quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+WORKER = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
@@ -31,23 +38,52 @@ def ask_registered(name: str, question: str) -> Answer:
 
     Raises UserError where there is neither, where its files are gone, or where the question is too long.
     """
+    again = "register it again: make repro stage=register"
+    with TemporaryDirectory() as place:
+        with server() as registry:
+            alias, version = _serving(registry, name)
+            label = f"{name} version {version.version}"
+            try:
+                directory = fetch(version, Path(place))
+            except UserError as error:
+                raise UserError(f"{error}: {again}") from None
+        loaded, *replies = _replies(directory, {"questions": [question], "params": {}})
+    if "failed" in loaded:
+        raise UserError(f"{label}: {loaded['failed']}: delete this version in MLflow (make ui) and {again}")
+    (reply,) = replies
+    if "answers" not in reply:
+        raise UserError(reply.get("refused") or f"{label}: {reply['failed']}")
+    (answer,) = reply["answers"]
+    return Answer(answer["text"], f"{label} ({alias})")
+
+
+def _replies(directory: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the model in `directory` replies, in a process of its own, after it was loaded and to the request."""
+    command, line = worker_command(directory), json.dumps(request) + "\n"
+    done = subprocess.run(command, input=line, capture_output=True, text=True)
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    return replies or [{"failed": f"its process ended with exit code {done.returncode}"}]
+
+
+def worker_command(directory: Path) -> list[str]:
+    """The command that answers with the model in `directory`: see `worker`."""
+    return [sys.executable, "-P", str(WORKER), str(directory)]
+
+
+def fetch(version: ModelVersion, place: Path) -> Path:
+    """Copies the files of a version into the empty directory `place`; returns the model's directory.
+
+    Raises UserError where some are gone.
+    """
+    label = f"{version.name} version {version.version}"
     mlflow = quiet_mlflow()
-    with server() as registry:
-        alias, version = _serving(registry, name)
-        label = f"{name} version {version.version}"
-        again = "register it again: make repro stage=register"
-        if not has_model(version):
-            raise UserError(f"{label}: its files are gone: {again}")
-        place = mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version))
-        try:
-            served = mlflow.pyfunc.load_model(place)
-        except (mlflow.MlflowException, OSError) as error:
-            raise UserError(f"{label}: {reason(error)}: delete this version in MLflow (make ui) and {again}") from None
+    if not has_model(version):
+        raise UserError(f"{label}: its files are gone")
     try:
-        (text,) = served.predict([question])
-    except mlflow.MlflowException as error:
-        raise UserError(error.message) from None
-    return Answer(text, f"{label} ({alias})")
+        with patience():
+            return Path(mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version), dst_path=str(place)))
+    except (mlflow.MlflowException, OSError) as error:
+        raise UserError(f"{label}: {reason(error)}") from None
 
 
 def _serving(registry: MlflowClient, name: str) -> tuple[str, ModelVersion]:

@@ -1,94 +1,73 @@
-"""The registered policy as MLflow serves it: questions in, answers out, decoded greedily as the evaluation does.
+"""The registered policy as MLflow serves it: questions in, answers out.
 
-MLflow keeps this file beside the checkpoint and runs it where the model is loaded, so it imports nothing of ours.
+MLflow keeps this file beside the checkpoint, with the library that it imports, and runs it where the model is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
+import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
+from rlhf.errors import UserError
+from rlhf.generation.answering import AnsweringPolicy, Settings
+from rlhf.models.checkpoints import checkpoint_hash
 
-class QuestionTooLong(ValueError):
-    """A question that is longer than those that the policy was trained and evaluated on."""
+REGISTERED_AS = "registered_model_meta"
+"""The file in which MLflow says which version it fetched."""
 
 
 class ServedPolicy(PythonModel):
     """A checkpoint directory behind MLflow's `predict`."""
 
-    tokenizer: Any
-    model: Any
-    manifest: dict[str, Any]
+    policy: AnsweringPolicy
+    identity: dict[str, str | None]
 
     def load_context(self, context: Any) -> None:
         """Called by MLflow with the place where it put the checkpoint."""
-        self.load(Path(context.artifacts["checkpoint"]))
-
-    def load(self, directory: Path) -> None:
-        """Loads the checkpoint in `directory`, whose files must be what its manifest says."""
-        self.manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        for name, digest in self.manifest["files"].items():
-            with (directory / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise MlflowException(f"{directory / name} is not what manifest.json says: fetch the model again")
-        logging.disable_progress_bar()
-        self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        checkpoint = Path(context.artifacts["checkpoint"])
+        self.policy = AnsweringPolicy(checkpoint)
+        self.identity = {
+            "version": registered_version(checkpoint.parents[1]),
+            "policy": checkpoint_hash(checkpoint)[:12],
+        }
 
     # No type hint on model_input: MLflow would derive the signature from it and drop the parameters of ours.
-    def predict(self, context, model_input, params: dict[str, Any] | None = None) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ARG002
-        """One answer a question; `params["max_new_tokens"]` is the longest answer in tokens.
+    def predict(self, context, model_input, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:  # type: ignore[no-untyped-def]  # noqa: ARG002
+        """One answer a question; `params` are the fields of Settings, with the signature's defaults.
 
-        Raises MlflowException (HTTP 400) for a question that is too long.
+        An answer is {text, answer, finished, votes, samples: [{text, answer, finished}], version, policy}. Raises
+        MlflowException (HTTP 400) for questions and settings that cannot be answered.
         """
         questions = model_input.iloc[:, 0] if hasattr(model_input, "iloc") else model_input
-        limit = (params or {})["max_new_tokens"]
         try:
-            return [self.answer(str(question), limit) for question in questions]
-        except QuestionTooLong as error:
+            answers = self.policy.answer([str(question) for question in questions], Settings(**(params or {})))
+        except UserError as error:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from None
+        return [
+            {
+                **asdict(answer.response),
+                "votes": answer.votes,
+                "samples": [asdict(response) for response in answer.responses],
+                **self.identity,
+            }
+            for answer in answers
+        ]
 
-    def answer(self, question: str, max_new_tokens: int) -> str:
-        """The policy's greedy answer; raises QuestionTooLong."""
-        prompt = self._prompt(question)
-        longest = self.manifest["prompt"]["max_tokens"]
-        if len(prompt) > longest:
-            raise QuestionTooLong(f"the question takes {len(prompt)} tokens: this policy reads at most {longest}")
-        tokens = torch.tensor([prompt], device=self.model.device)
-        stop = self.tokenizer.convert_tokens_to_ids(self.manifest["stop_token"])
-        # A checkpoint that PPO did not train names no stop strings.
-        texts = self.manifest["params"].get("ppo", {}).get("sampling", {}).get("stop", [])
-        with torch.inference_mode():
-            output = self.model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                do_sample=False,
-                max_new_tokens=max_new_tokens,
-                eos_token_id=stop,
-                pad_token_id=stop,
-                **({"stop_strings": texts, "tokenizer": self.tokenizer} if texts else {}),
-            )
-        text: str = self.tokenizer.decode(
-            output[0, len(prompt) :], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
 
-    def _prompt(self, question: str) -> list[int]:
-        prompt = self.manifest["prompt"]
-        messages = [{"role": "system", "content": prompt["system"]}] if prompt["system"] else []
-        messages.append({"role": "user", "content": prompt["template"].replace("{question}", question)})
-        return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+def registered_version(directory: Path) -> str | None:
+    """NAME/NUMBER of the registered version that MLflow fetched into `directory`; None for a model without one."""
+    file = directory / REGISTERED_AS
+    if not file.is_file():
+        return None
+    registered = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return f"{registered['model_name']}/{registered['model_version']}"
 
 
 set_model(ServedPolicy())

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LOCK_VARIABLE = "RLHF_REGISTRY_LOCK"
 """A `postgresql://` URI whose advisory locks several hosts share, where the tracking server itself is behind HTTP."""
 SERVED_POLICY = Path(__file__).with_name("served_policy.py")
+LIBRARY = anchors.CHECKOUT / "rlhf"
+"""What SERVED_POLICY imports, which goes with each version."""
 UPLOAD_TIMEOUT_SECONDS = 600
 
 
@@ -89,7 +91,7 @@ def download(version: ModelVersion, path: str, place: Path) -> Path:
 
 def has_model(version: ModelVersion) -> bool:
     """Whether the version still has what MLflow needs to load it, the checkpoint apart."""
-    return {"MLmodel", SERVED_POLICY.name} <= files(version).keys()
+    return {"MLmodel", SERVED_POLICY.name, "code"} <= files(version).keys()
 
 
 @contextmanager

@@ -14,19 +14,33 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models.checkpoints import checkpoint_hash, read_manifest, verify_files
-from rlhf.registry.server import SERVED_POLICY, files, has_model, lock, patience, server, version_uri
+from rlhf.registry.server import LIBRARY, SERVED_POLICY, files, has_model, lock, patience, server, version_uri
 from rlhf.tracking import Run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.models import ModelSignature
     from mlflow.models.model import ModelInfo
+    from packaging.requirements import Requirement
 
 CANDIDATE = "candidate"
 """The alias of the version that was registered last."""
 REGISTERED = "registered"
 """The tag of a version that is complete."""
-REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "jinja2", "numpy", "pandas")
+LOCK_FILE = anchors.CHECKOUT / "requirements.lock"
+REQUIREMENTS = (
+    "jinja2",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
 """What loading a registered policy needs, at the lock file's versions."""
 
 
@@ -95,14 +109,16 @@ def _log_model(
     """Uploads the policy as a logged model of `run`, which is made for it."""
     import mlflow
     from mlflow.exceptions import MlflowException
-    from mlflow.models import Model, infer_signature
+    from mlflow.models import Model
 
     run.log_metrics(metrics)
     if not run.id:
         raise MlflowException("no run can be made")
     run.flush()
     mlflow.set_experiment(experiment_id=registry.get_run(run.id).info.experiment_id)
-    with patience(), _without_links(directory) as plain:
+    with patience(), _scratch() as place, _without_links(directory) as plain:
+        constraints = place / "constraints.txt"
+        constraints.write_text("\n".join(map(str, _locked(LOCK_FILE))))
         return Model.log(
             None,
             flavor=mlflow.pyfunc,
@@ -110,9 +126,37 @@ def _log_model(
             run_id=run.id,
             python_model=str(SERVED_POLICY),
             artifacts={"checkpoint": str(plain)},
-            signature=infer_signature(["question"], ["answer"], params={"max_new_tokens": max_new_tokens}),
-            pip_requirements=_requirements(anchors.CHECKOUT / "requirements.lock"),
+            code_paths=[str(LIBRARY)],
+            signature=_signature(max_new_tokens),
+            pip_requirements=[*_requirements(LOCK_FILE), f"-c {constraints}"],
         )
+
+
+def _signature(max_new_tokens: int) -> ModelSignature:
+    """Questions in, answers out, and the settings with their defaults: see ServedPolicy.predict."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
+
+    response = [
+        Property("text", DataType.string),
+        Property("answer", DataType.string, required=False),
+        Property("finished", DataType.boolean),
+    ]
+    answer = [ColSpec(part.dtype, part.name, required=part.required) for part in response]
+    answer += [
+        ColSpec(DataType.long, "votes"),
+        ColSpec(Array(Object(response)), "samples"),
+        ColSpec(DataType.string, "version", required=False),
+        ColSpec(DataType.string, "policy"),
+    ]
+    settings = [
+        ParamSpec("max_new_tokens", DataType.long, max_new_tokens),
+        ParamSpec("samples", DataType.long, 1),
+        ParamSpec("temperature", DataType.double, 0.0),
+        ParamSpec("seed", DataType.long, 0),
+    ]
+    return ModelSignature(Schema([ColSpec(DataType.string)]), Schema(answer), ParamSchema(settings))
 
 
 def _create_version(registry: MlflowClient, name: str, logged: ModelInfo, tags: dict[str, str]) -> ModelVersion:
@@ -185,12 +229,16 @@ def _scratch() -> Iterator[Path]:
 
 def _requirements(lock_file: Path) -> list[str]:
     """The lines of REQUIREMENTS in the lock file that hold for this Python, without hashes."""
+    return [
+        f"{item.name}{item.specifier}"
+        for item in _locked(lock_file)
+        if item.name in REQUIREMENTS and (item.marker is None or item.marker.evaluate())
+    ]
+
+
+def _locked(lock_file: Path) -> list[Requirement]:
+    """Every line of the lock file, without hashes."""
     from packaging.requirements import Requirement
 
     lines = lock_file.read_text(encoding="utf-8").splitlines()
-    locked = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
-    return [
-        f"{item.name}{item.specifier}"
-        for item in locked
-        if item.name in REQUIREMENTS and (item.marker is None or item.marker.evaluate())
-    ]
+    return [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]

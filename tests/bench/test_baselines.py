@@ -13,7 +13,7 @@ import torch
 from bench import baselines, workspaces
 from bench.baseline_methods import due, leave_one_out, right_answers
 from bench.baselines import BASELINES, Row, measure, table
-from bench.repeated_samples import Answered, majority, majority_is_right, mean_interval, pass_at_k, passes
+from bench.repeated_samples import Answered, majority_is_right, mean_interval, pass_at_k, passes
 from rlhf.data.gsm8k import Problem
 from rlhf.models.batches import pad
 from rlhf.ppo.rollout import Rollout
@@ -37,10 +37,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: int, k: int) -> None:
     assert passes(answered, k) == pass_at_k(5, right, k)
 
 
-def test_the_majority_and_its_ties() -> None:
-    assert majority(["3", "4", "4", "3"]) == "3"
-    assert majority(["3", "4", None, "4", None, None]) == "4"
-    assert majority([None, None]) is None
+def test_groups_of_answers_vote() -> None:
     answered = Answered("4", ["4", "3", "3", "4", None, "4", "5", "5"])
     assert majority_is_right(answered, 1) == 3 / 8
     assert majority_is_right(answered, 2) == fmean([True, False, True, False])

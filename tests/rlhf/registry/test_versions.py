@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rlhf import anchors, tracking
 from rlhf.data.prompts import decode_response, render_prompt
@@ -21,7 +25,7 @@ from rlhf.errors import UserError
 from rlhf.generation.engine import generate
 from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer, read_manifest, write_manifest
 from rlhf.registry import versions
-from rlhf.registry.answer import ask_registered
+from rlhf.registry.answer import _serving, ask_registered
 from tests.policies import PARAMS, save_policy
 
 QUESTIONS = ["Tom has 3 apples and eats 2. How many are left?", "A pen costs 4 coins. How much are 5 pens?"]
@@ -136,12 +140,16 @@ def lose_the_code(files: Path) -> None:
     (files / "served_policy.py").unlink()
 
 
+def lose_the_library(files: Path) -> None:
+    shutil.rmtree(files / "code")
+
+
 def cut_the_weights(files: Path) -> None:
     with (files / "artifacts/policy/model.safetensors").open("ab") as file:
         file.truncate(1000)
 
 
-DAMAGES = (lose_all, lose_the_weights, lose_the_code, cut_the_weights)
+DAMAGES = (lose_all, lose_the_weights, lose_the_code, lose_the_library, cut_the_weights)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -156,14 +164,13 @@ def test_a_version_whose_files_are_gone_is_registered_anew(store, policy, name, 
     before = contents(store, name)
     assert register(policy, name).number == "2"
     assert contents(store, name) == before
-    assert ask_registered(name, QUESTIONS[0])
 
 
 def change_the_weights(files: Path) -> None:
     (files / "artifacts/policy/model.safetensors").write_bytes(b"x")
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, change_the_weights])
+@pytest.mark.parametrize("damage", [lose_all, lose_the_code, lose_the_library, change_the_weights])
 def test_asking_a_candidate_whose_files_are_gone_says_to_register_it(store, policy, name, damage):
     register(policy, name)
     damage(files_of(store, name))
@@ -179,31 +186,106 @@ def test_two_at_once_make_one_version(store, policy, name):
     assert len(store.search_model_versions(f"name='{name}'")) == 1
 
 
-def test_a_registered_policy_answers_anywhere_as_the_pipeline_does(policy, name, tmp_path):
-    register(policy, name)
-    code = f"""
+ANYWHERE = """
 import json, sys
 import mlflow
-model = mlflow.pyfunc.load_model("models:/{name}@candidate")
-questions = {QUESTIONS!r}
-try:
-    model.predict(["word " * 5000])
-    refusal = None
-except mlflow.MlflowException as error:
-    refusal = [error.get_http_status_code(), error.message]
-ours = [module for module in sys.modules if module.split(".")[0] == "rlhf"]
-short = model.predict(questions[:1], params={{"max_new_tokens": 1}})
-print(json.dumps([model.predict(questions), short, refusal, ours]))
+
+model = mlflow.pyfunc.load_model({uri!r})
+questions = {questions!r}
+
+def refused(questions, **params):
+    try:
+        model.predict(questions, params=params)
+    except mlflow.MlflowException as error:
+        return [error.get_http_status_code(), error.message]
+
+refusals = [refused(["word " * 5000]), refused([" "]), refused(questions, samples=3), refused(questions, samples=0)]
+sampled = dict(samples=3, temperature=1.0, seed=5)
+found = {{
+    "answers": model.predict(questions),
+    "short": model.predict(questions[:1], params=dict(max_new_tokens=1)),
+    "sampled": model.predict(questions, params=sampled),
+    "alone": model.predict(questions[1:], params=sampled),
+    "other seed": model.predict(questions[1:], params=sampled | dict(seed=6)),
+    "refusals": refusals,
+    "ours": sorted(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "rlhf"),
+}}
+print(json.dumps(found))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_a_registered_policy_answers_anywhere_as_the_pipeline_does(store, policy, name, tmp_path):
+    """In a process that has no checkout on its path, and no packages but those that its requirements bring."""
+    register(policy, name)
+    version = store.get_model_version_by_alias(name, "candidate")
+    files = Path(store.get_model_version_download_uri(name, version.version).removeprefix("file://"))
+    code = ANYWHERE.format(uri=f"models:/{name}@candidate", questions=QUESTIONS)
+    environ = os.environ | {"PYTHONPATH": str(link_packages(brought_by(versions.REQUIREMENTS), tmp_path / "packages"))}
+    command = [sys.executable, "-S", "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    answers, short, refusal, ours = json.loads(done.stdout.splitlines()[-1])
-    assert answers == engine_answers(policy, QUESTIONS, MAX_NEW_TOKENS)
-    assert short == engine_answers(policy, QUESTIONS[:1], 1)
-    assert len(set(answers) | set(short)) == 3, "answers that could be told apart"
-    assert refusal[0] == 400
-    assert f"this policy reads at most {PARAMS.prompt.max_tokens}" in refusal[1]
-    assert ours == []
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    texts = [answer["text"] for answer in found["answers"]]
+    assert texts == engine_answers(policy, QUESTIONS, MAX_NEW_TOKENS)
+    assert [answer["text"] for answer in found["short"]] == engine_answers(policy, QUESTIONS[:1], 1)
+    assert len({*texts, found["short"][0]["text"]}) == 3, "answers that could be told apart"
+    first = found["answers"][0]
+    assert (first["version"], first["policy"]) == (f"{name}/1", checkpoint_hash(policy)[:12])
+    assert first["samples"] == [{key: first[key] for key in ("text", "answer", "finished")}]
+
+    assert [len(answer["samples"]) for answer in found["sampled"]] == [3, 3]
+    assert len({sample["text"] for answer in found["sampled"] for sample in answer["samples"]}) == 6
+    assert found["sampled"][1:] == found["alone"] != found["other seed"], "an answer depends on its neighbours"
+
+    assert {status for status, _ in found["refusals"]} == {400}
+    too_long, empty, greedy, none = (message for _, message in found["refusals"])
+    assert f"this policy reads at most {PARAMS.prompt.max_tokens}" in too_long
+    assert "the question is empty" in empty
+    assert "samples=3 at temperature=0" in greedy
+    assert "samples=0" in none
+
+    assert found["ours"] and all(Path(file).is_relative_to(files / "code/rlhf") for file in found["ours"])
+
+
+def brought_by(names) -> set[str]:
+    """The distributions that come with these, themselves included."""
+    found, waiting = set[str](), [canonicalize_name(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and is_installed(name):
+            found.add(name)
+            needed = map(Requirement, requires(name) or [])
+            waiting += [canonicalize_name(r.name) for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(distribution(name))
+    except PackageNotFoundError:
+        return False
+
+
+def link_packages(names: set[str], place: Path) -> Path:
+    """A directory with links to what these distributions installed, and nothing else."""
+    place.mkdir()
+    installed = [distribution(name) for name in names]
+    for top, files in {(file.parts[0], d.locate_file("")) for d in installed for file in d.files or []}:
+        if top != ".." and not (place / top).exists():
+            (place / top).symlink_to(Path(str(files), top))
+    return place
+
+
+def test_a_clean_environment_gets_the_locked_versions(store, policy, name):
+    register(policy, name)
+    files = files_of(store, name)
+    requirements = (files / "requirements.txt").read_text().splitlines()
+    assert sorted(requirements) == sorted([*versions._requirements(versions.LOCK_FILE), "-c constraints.txt"])
+    constraints = (files / "constraints.txt").read_text().splitlines()
+    assert [line for line in constraints if line.startswith("fastapi")] == [
+        str(line) for line in versions._locked(versions.LOCK_FILE) if line.name == "fastapi"
+    ]
 
 
 def engine_answers(directory: Path, questions: list[str], max_new_tokens: int) -> list[str]:
@@ -219,19 +301,13 @@ def engine_answers(directory: Path, questions: list[str], max_new_tokens: int) -
     return [decode_response(tokenizer, sample.tokens) for sample in samples]
 
 
-def test_the_candidate_is_asked_by_name(policy, name):
+def test_the_champion_is_asked_or_the_candidate_where_there_is_none(store, policy, other_policy, name):
     with pytest.raises(UserError, match=f"has no champion and no candidate of {name}: run the pipeline first"):
         ask_registered(name, QUESTIONS[0])
     register(policy, name)
-    assert ask_registered(name, QUESTIONS[0]).text == engine_answers(policy, QUESTIONS[:1], MAX_NEW_TOKENS)[0]
-    with pytest.raises(UserError, match="this policy reads at most"):
-        ask_registered(name, "word " * 5000)
-
-
-def test_the_champion_answers_before_the_candidate(store, policy, other_policy, name):
-    register(policy, name)
     register(other_policy, name)
-    assert ask_registered(name, QUESTIONS[0]).version == f"{name} version 2 (candidate)"
+    alias, version = _serving(store, name)
+    assert (alias, str(version.version)) == ("candidate", "2")
     store.set_registered_model_alias(name, "champion", "1")
     answer = ask_registered(name, QUESTIONS[0])
     assert answer.version == f"{name} version 1 (champion)"
@@ -267,7 +343,7 @@ def test_files_that_dvc_links_to_its_cache_are_registered(store, policy, name, t
     for file in policy.iterdir():
         (linked / file.name).symlink_to(file)
     assert register(linked, name).number == "1"
-    assert ask_registered(name, QUESTIONS[0])
+    assert not [file for file in files_of(store, name).rglob("*") if file.is_symlink()]
     assert "registry-register.lock" in [path.name for path in anchors.registry_lock().parent.iterdir()]
 
 
@@ -279,7 +355,6 @@ def test_a_policy_with_its_adapter_in_a_folder_is_registered_once(store, policy,
     write_manifest(with_adapter, read_manifest(with_adapter))
     assert [register(with_adapter, name).number for _ in range(2)] == ["1", "1"]
     assert versions.find_version(name, with_adapter) is not None
-    assert ask_registered(name, QUESTIONS[0])
 
 
 def test_a_changed_file_is_not_registered(policy, name, tmp_path):
