@@ -27,10 +27,13 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 
 
 def tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout; a relative sqlite path is made absolute."""
+    """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout.
+
+    A relative sqlite path is made absolute, and PostgreSQL's driver is named.
+    """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
     database = sqlite_file(uri)
-    return f"sqlite:///{database}" if database else uri
+    return f"sqlite:///{database}" if database else with_driver(uri)
 
 
 def artifact_root() -> Path:
@@ -58,6 +61,12 @@ def sqlite_file(uri: str) -> Path | None:
     """The database file of a sqlite URI; None for any other, and for a database in memory."""
     prefix, separator, place = uri.partition("sqlite:///")
     return Path(place).absolute() if separator and not prefix and not place.startswith(":") else None
+
+
+def with_driver(uri: str) -> str:
+    """A `postgresql://` URI with the driver that we install: SQLAlchemy's own choice varies by version."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}+psycopg2://{rest}" if separator and scheme == "postgresql" else uri
 
 
 def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:

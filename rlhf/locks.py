@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from rlhf import anchors
 from rlhf.errors import UserError
 
 POLL_SECONDS = 0.2
-DRIVER = "postgresql+psycopg2"
 
 
 @contextmanager
@@ -56,12 +56,9 @@ def advisory(uri: str, name: str) -> Iterator[None]:
 
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
     try:
-        url = make_url(uri)
+        url = make_url(anchors.with_driver(uri))
     except ArgumentError:
         raise UserError("the PostgreSQL URI of the lock cannot be read: write postgresql://user@host/base") from None
-
-    if url.drivername == "postgresql":  # which driver that means differs from one SQLAlchemy to the next
-        url = url.set(drivername=DRIVER)
 
     def connect() -> Connection:
         connection = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()

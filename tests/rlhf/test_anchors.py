@@ -66,7 +66,8 @@ def test_artifacts_lie_beside_a_database_of_ones_own(monkeypatch, tmp_path):
     ("given", "expected"),
     [
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
-        ("postgresql://user@host/db", "postgresql://user@host/db"),
+        ("postgresql://user:a+b@host/db?host=/x", "postgresql+psycopg2://user:a+b@host/db?host=/x"),
+        ("postgresql+asyncpg://user@host/db", "postgresql+asyncpg://user@host/db"),
         ("sqlite:////absolute/mlflow.db", "sqlite:////absolute/mlflow.db"),
         ("sqlite:///relative.db", "sqlite:///{cwd}/relative.db"),
         ("sqlite:///:memory:", "sqlite:///:memory:"),
