@@ -15,7 +15,8 @@ from rlhf import config, tracking
 from tests import param_reads, stage_code
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+PIPELINE: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+STAGES, ARTIFACTS = PIPELINE["stages"], PIPELINE["artifacts"]
 KEYS = list(param_reads.leaf_keys())
 TEMPLATES = {"data.reads": "prepare_data", "sft.reads": "fetch_sft", "ppo.reward.reads": "train_ppo"}
 """Keys that name a dep, and the stage that has it."""
@@ -130,6 +131,17 @@ def test_a_stages_commands_and_outs():
     assert [stage for stage, block in STAGES.items() if block.get("always_changed")] == ["register"]
 
 
+def test_the_models_that_stages_make_are_named_for_dvcs_registry():
+    made = {path: stage for stage, block in STAGES.items() for path in outs(block)}
+    assert {name: made[model["path"]] for name, model in ARTIFACTS.items()} == {
+        "sft": "finetune_sft",
+        "reward": "train_reward",
+        "policy": "train_ppo",
+    }
+    for model in ARTIFACTS.values():
+        assert model["type"] == "model" and model["desc"] and "gsm8k" in model["labels"]
+
+
 def test_a_stages_run_shows_the_params_that_the_stage_depends_on():
     raw = config.compose()
     for stage, block in STAGES.items():
@@ -167,7 +179,7 @@ class Pipeline:
             self._write(dep, dep)
         self._write("made.sh", MADE)
         stages = {name: block | {"cmd": self._command(name, block)} for name, block in STAGES.items()}
-        self._write("dvc.yaml", yaml.safe_dump({"stages": stages}))
+        self._write("dvc.yaml", yaml.safe_dump(PIPELINE | {"stages": stages}))
         for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm start"):
             subprocess.run(["git", *command.split()], cwd=place, check=True)
 
@@ -201,9 +213,11 @@ class Pipeline:
         return sorted(ran, key=ORDER.index)
 
     def git_status(self) -> str:
-        return subprocess.run(
-            ["git", "status", "--porcelain"], cwd=self.place, check=True, capture_output=True, text=True
-        ).stdout
+        return self.git("status", "--porcelain")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, cwd=self.place, check=True, capture_output=True, text=True).stdout
 
     def _write(self, name: str, text: str) -> None:
         path = self.place / name
@@ -277,6 +291,20 @@ def test_dvc_reruns_what_a_change_concerns(pipeline):
         pipeline.change(*overrides)
         assert pipeline.repro() == expected, overrides
     assert pipeline.repro() == ["register"]
+
+
+def test_dvc_gets_a_registered_model_by_its_name(pipeline, tmp_path):
+    """As for a team that commits its lock file: a version is a tag of git."""
+    from dvc.repo.artifacts import Artifacts
+
+    pipeline.repro()
+    pipeline.git("add", "-f", "dvc.lock")
+    pipeline.git("commit", "-qm", "locked")
+    for name, model in ARTIFACTS.items():
+        pipeline.git("tag", "-am", "first", f"{name}@v1.0.0")
+        Artifacts.get(str(pipeline.place), name, out=str(tmp_path / name))
+        assert (tmp_path / name / "file").read_bytes() == (pipeline.place / model["path"] / "file").read_bytes()
+    pipeline.git("rm", "-q", "--cached", "dvc.lock")
 
 
 def test_what_follows_a_stage_is_told_by_the_graph():
