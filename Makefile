@@ -26,7 +26,7 @@ unexport $(WORDS) Q overrides
 # Debian packages beyond git and make, for the tests that use them.
 SYSTEM_PACKAGES ?= postgresql
 
-.PHONY: help setup run repro ui ask promote rollback test test-all lint lock gc clean system-deps
+.PHONY: help setup run repro ui ask serve promote rollback test test-all lint lock gc clean system-deps
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,6 +58,10 @@ ui: $(STAMP) ## the Prefect and MLflow pages of this checkout, until Ctrl-C
 ask: export QUESTION = $(value Q)
 ask: $(STAMP) ## ask the registered policy: make ask Q="Tom has 3 apples ..."
 	@$(BIN)/python -m rlhf.ask -- "$$QUESTION"
+
+serve: export ARGUMENTS = $(call given,arguments)
+serve: $(STAMP) ## the champion on http://127.0.0.1:8000, until Ctrl-C: make serve arguments="--port 8080"
+	@exec $(BIN)/python -m rlhf.serving $$ARGUMENTS
 
 promote rollback: export REASON = $(call given,reason)
 promote: export NUMBER = $(call given,version)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf import anchors
 from rlhf.errors import UserError
-from rlhf.registry.champion import CHAMPION
+from rlhf.registry.champion import CHAMPION, holder
 from rlhf.registry.server import has_model, patience, server, version_uri
 from rlhf.registry.versions import CANDIDATE
 from rlhf.tracking_server import quiet_mlflow, reason, without_password
@@ -44,7 +44,7 @@ def ask_registered(name: str, question: str) -> Answer:
             alias, version = _serving(registry, name)
             label = f"{name} version {version.version}"
             try:
-                directory = fetch(version, Path(place))
+                directory = fetch(name, str(version.version), Path(place))
             except UserError as error:
                 raise UserError(f"{error}: {again}") from None
         loaded, *replies = _replies(directory, {"questions": [question], "params": {}})
@@ -70,31 +70,36 @@ def worker_command(directory: Path) -> list[str]:
     return [sys.executable, "-P", str(WORKER), str(directory)]
 
 
-def fetch(version: ModelVersion, place: Path) -> Path:
+def wanted_version(name: str, alias: str) -> str:
+    """The number of the version that has the alias; raises UserError where none has, or no server answers."""
+    with server() as registry:
+        if version := holder(registry, name, alias):
+            return str(version.version)
+    raise UserError(f"no version of {name} is {alias}: promote one (make promote), or serve another alias")
+
+
+def fetch(name: str, number: str, place: Path) -> Path:
     """Copies the files of a version into the empty directory `place`; returns the model's directory.
 
-    Raises UserError where some are gone.
+    Raises UserError where some are gone, or where the server cannot be reached.
     """
-    label = f"{version.name} version {version.version}"
+    label = f"{name} version {number}"
     mlflow = quiet_mlflow()
-    if not has_model(version):
-        raise UserError(f"{label}: its files are gone")
-    try:
-        with patience():
-            return Path(mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version), dst_path=str(place)))
-    except (mlflow.MlflowException, OSError) as error:
-        raise UserError(f"{label}: {reason(error)}") from None
+    with server() as registry:
+        version = registry.get_model_version(name, number)
+        if not has_model(version):
+            raise UserError(f"{label}: its files are gone")
+        try:
+            with patience():
+                return Path(mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version), dst_path=str(place)))
+        except (mlflow.MlflowException, OSError) as error:
+            raise UserError(f"{label}: {reason(error)}") from None
 
 
 def _serving(registry: MlflowClient, name: str) -> tuple[str, ModelVersion]:
     """The alias that serves, and the version that holds it."""
-    from mlflow.exceptions import MlflowException
-
     for alias in (CHAMPION, CANDIDATE):
-        try:
-            return alias, registry.get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.get_http_status_code() >= 500:
-                raise
+        if version := holder(registry, name, alias):
+            return alias, version
     place = without_password(anchors.tracking_uri())
     raise UserError(f"{place} has no {CHAMPION} and no {CANDIDATE} of {name}: run the pipeline first: make run")

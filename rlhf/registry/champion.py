@@ -66,7 +66,7 @@ def decide(version: Version, candidate: Candidate, papers: Papers, gate: Gate, m
         _file(registry, recorded, papers)
         fingerprint = candidate.fingerprint(gate)
         if recorded.tags.get(JUDGED) != fingerprint:
-            champion = _holder(registry, version.name, CHAMPION)
+            champion = holder(registry, version.name, CHAMPION)
             if champion is None or champion.version != recorded.version:
                 _judge(registry, recorded, champion, candidate, gate, method)
             registry.set_model_version_tag(version.name, version.number, JUDGED, fingerprint)
@@ -81,7 +81,7 @@ def promote(name: str, number: str, reason: str) -> str:
     said = _said(reason)
     with lock("move", name), server() as registry:
         chosen = _version(registry, name, number)
-        champion = _holder(registry, name, CHAMPION)
+        champion = holder(registry, name, CHAMPION)
         if champion and champion.version == chosen.version:
             return f"{name} version {number} is the champion already"
         _require_files(chosen)
@@ -99,7 +99,7 @@ def rollback(name: str, reason: str) -> str:
     """
     said = _said(reason)
     with lock("move", name), server() as registry:
-        champion, previous = _holder(registry, name, CHAMPION), _holder(registry, name, PREVIOUS)
+        champion, previous = holder(registry, name, CHAMPION), holder(registry, name, PREVIOUS)
         if champion is None or previous is None or champion.version == previous.version:
             raise UserError(
                 f"{name} has no champion to go back to: make promote version=N reason=... takes any version"
@@ -198,8 +198,8 @@ def _standing(registry: MlflowClient, name: str, number: str) -> str:
     return f"no longer champion: that is {f'version {champion}' if champion else 'none'}"
 
 
-def _holder(registry: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """The version that has the alias; None where none has."""
+def holder(registry: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+    """The version that has the alias; None where none has. Raises UserError where there is no such model."""
     number = find_model(registry, name).aliases.get(alias)
     return registry.get_model_version(name, str(number)) if number else None
 

@@ -89,6 +89,12 @@ def test_a_question_reaches_the_policy_as_it_is_written(checkout: Path) -> None:
     assert answer.stdout.splitlines() == ["-m", "rlhf.ask", "--", question]
 
 
+def test_options_reach_the_service_as_they_are_written(checkout: Path) -> None:
+    answer = make("serve", "arguments=--port 8080; touch stray", directory=checkout, arguments="--port 1")
+    assert answer.stdout.split() == ["-m", "rlhf.serving", "--port", "8080;", "touch", "stray"]
+    assert not (checkout / "stray").exists()
+
+
 def test_a_move_of_the_champion_reaches_the_registry_as_it_is_written(checkout: Path) -> None:
     reason = """Tom's "favourite": `touch stray` $(touch stray)"""
     answer = make("promote", "version=3", f"reason={reason}", directory=checkout, version="4")

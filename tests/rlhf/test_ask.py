@@ -59,7 +59,7 @@ def test_who_answers_is_told_beside_the_answer(capsys, monkeypatch):
 
 def test_without_a_candidate_it_says_what_to_do(capsys):
     assert ask.main([QUESTION]) == 1
-    assert "has no champion and no candidate of never-registered: run the pipeline first: make run" in complaint(capsys)
+    assert "no model never-registered is registered: run the pipeline first: make run" in complaint(capsys)
 
 
 def test_a_question_that_is_too_long_is_refused(capsys):

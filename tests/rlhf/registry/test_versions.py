@@ -302,7 +302,7 @@ def engine_answers(directory: Path, questions: list[str], max_new_tokens: int) -
 
 
 def test_the_champion_is_asked_or_the_candidate_where_there_is_none(store, policy, other_policy, name):
-    with pytest.raises(UserError, match=f"has no champion and no candidate of {name}: run the pipeline first"):
+    with pytest.raises(UserError, match=f"no model {name} is registered: run the pipeline first"):
         ask_registered(name, QUESTIONS[0])
     register(policy, name)
     register(other_policy, name)
