@@ -45,7 +45,6 @@ class Delivery:
         self.points = 0
         self._client = client
         self._sent = journal.sent(server)
-        self._is_doubtful = False  # a request to make the run went unanswered
         self._there: dict[str, set[int]] | None = {}
         """The steps that the server has of each metric asked for; None where the run is new and has nothing."""
         self._held = ExitStack()
@@ -60,19 +59,19 @@ class Delivery:
         """Lets another process deliver the journal."""
         self._held.close()
 
-    def deliver(self, on_answer: Callable[[], bool] = lambda: True) -> None:
-        """Sends what the server lacks, as long as `on_answer`, called after each batch that has arrived, says so.
+    def deliver(self, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Sends what the server lacks, as long as `go_on`, called after each batch, says so.
 
         Raises whatever MLflow raises, and ParentMissingError.
         """
         try:
-            self._deliver(on_answer)
+            self._deliver(go_on)
         except Exception as error:
             self._there = {}  # a request that failed may have arrived
             if not is_unknown_run(error):
                 raise
             self._sent = Sent(self._sent.server)  # it is another one at the same address
-            self._deliver(on_answer)
+            self._deliver(go_on)
 
     def finish(self) -> bool:
         """Removes the journal, and returns True, if all is delivered and nobody writes to it.
@@ -85,20 +84,19 @@ class Delivery:
             self._send([{"op": "end", "status": "KILLED", "time": last_moment(self.journal)}])
         return self.journal.remove(self._sent.server)
 
-    def _deliver(self, on_answer: Callable[[], bool]) -> None:
+    def _deliver(self, go_on: Callable[[], bool]) -> None:
         for records, end in batches(self.journal.records(self._sent.offset)):
             self._send(records)
             faults.reach("journal.sent")
             self._sent = replace(self._sent, offset=end)
             self.journal.acknowledge(self._sent)
             faults.reach("journal.acknowledged")
-            if not on_answer():
+            if not go_on():
                 return
-        while self._sent.unsent:
+        while self._sent.unsent and go_on():
             self._log_artifact(*self._sent.unsent[0])
             self._sent = replace(self._sent, unsent=self._sent.unsent[1:])
             self.journal.acknowledge(self._sent)
-            on_answer()
 
     def _send(self, records: Sequence[Record]) -> None:
         """Sends records of one kind."""
@@ -123,17 +121,14 @@ class Delivery:
         tags = record["tags"] | {KEY_TAG: self.journal.key}
         if parent := self._parent(record["parent"]):
             tags["mlflow.parentRunId"] = parent
-        run_id = self._sent.run_id or self._find(self.journal.key)
-        if run_id:
+        if run_id := self._find(self.journal.key):
             self._client.update_run(run_id, status="RUNNING")
             if "error" in self._client.get_run(run_id).data.tags:
                 self._client.delete_tag(run_id, "error")
             self._sent = replace(self._sent, run_id=run_id)
             self._send_entries("tags", tags)
             return
-        self._is_doubtful = True
         run = self._client.create_run(experiment_id(self._client), record["start"], tags, record["name"])
-        self._is_doubtful = False
         self._sent, self._there = replace(self._sent, run_id=run.info.run_id), None
 
     def _parent(self, key: str) -> str | None:
@@ -146,7 +141,7 @@ class Delivery:
         return found
 
     def _find(self, key: str) -> str | None:
-        """The run with that key. Where an unanswered request made a second one, the emptier of them is deleted."""
+        """The run with that key. Where a request that went unanswered made a second one, the emptier is deleted."""
         found = self._client.search_runs([experiment_id(self._client)], f"tags.`{KEY_TAG}` = '{key}'")
         ids = [run.info.run_id for run in sorted(found, key=lambda run: -len(run.data.metrics))]
         kept = self._sent.run_id if self._sent.run_id in ids else next(iter(ids), None)
@@ -210,16 +205,17 @@ class Delivery:
 
     def _end(self, record: Record) -> None:
         self._client.set_terminated(self._sent.run_id, record["status"], record["time"])
-        if self._is_doubtful:
-            self._find(self.journal.key)
+        self._find(self.journal.key)
 
     def _unless_refused(self, items: Sequence[T], call: Callable[[Sequence[T]], None]) -> None:
-        """Sends the items; those that the server refuses for good are left out, and said."""
+        """Sends the items; those that the server refuses for good are left out, and said; all, of a deleted run."""
         try:
             call(items)
         except Exception as error:
             if not is_refusal(error):
                 raise
+            if self._client.get_run(self._sent.run_id).info.lifecycle_stage == "deleted":
+                return
             if len(items) > 1:
                 half = len(items) // 2
                 self._unless_refused(items[:half], call)
@@ -242,12 +238,12 @@ def deliver_waiting(
     directory: Path,
     client: MlflowClient,
     server: str,
-    on_answer: Callable[[], bool] = lambda: True,
+    go_on: Callable[[], bool] = lambda: True,
     everything: bool = False,
 ) -> Delivered:
     """Delivers the journals that no process writes any more, those meant for other servers only with `everything`.
 
-    It stops where `on_answer`, called after each batch that has arrived, returns False. Raises whatever MLflow raises.
+    It stops where `go_on`, called after each batch, returns False. Raises whatever MLflow raises.
     """
     done = Delivered()
     for journal in waiting(directory):
@@ -261,14 +257,14 @@ def deliver_waiting(
             done.left.append(str(error))
             continue
         try:
-            delivery.deliver(on_answer)
+            delivery.deliver(go_on)
             done.runs += delivery.finish()
         except (UserError, ParentMissingError) as error:
             done.left.append(f"{journal.key}: {error}")
         finally:
             delivery.close()
             done.points += delivery.points
-        if not on_answer():
+        if not go_on():
             break
     return done
 
