@@ -72,6 +72,7 @@ def run(workspace: Path, module: str, arguments: Sequence[str]) -> None:
     environ = {
         "MLFLOW_TRACKING_URI": f"sqlite:///{workspace / 'mlflow.db'}",
         "RLHF_STATE_DIR": str(workspace / "state"),
+        "RLHF_JOURNAL_DIR": str(workspace / "journal"),
         # Threads that spin while they wait made runs beside others ten times as slow; results are the same.
         "OMP_WAIT_POLICY": "passive",
     }

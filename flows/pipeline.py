@@ -20,7 +20,7 @@ from types import FrameType
 from flows import servers
 from rlhf import anchors, config, locks, process
 from rlhf.errors import UsageError, run_command
-from rlhf.tracking_server import quiet_mlflow
+from rlhf.tracking.server import quiet_mlflow
 from tasks.processes import end_with_parent
 
 LOCK = Path(".cache/pipeline.lock")

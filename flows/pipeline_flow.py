@@ -31,10 +31,11 @@ def pipeline(overrides: list[str]) -> Summary:
     mend_rwlock(CHECKOUT)
     tags = {"overrides": " ".join(overrides), "prefect.flow_run": flow_run.name or ""}
     with tracking.pipeline_run(raw, tags) as run:
-        if not run.id:
+        is_tracked = bool(run.id)
+        if not is_tracked:
             get_run_logger().warning("the tracking server is out of reach: register fails unless it is back by then")
         run.log_artifact(CHECKOUT / config.PARAMS_FILE)
-        outcomes = _run_stages(raw, params, run.id)
+        outcomes = _run_stages(raw, params, run.key, is_tracked)
         evaluation = summary.read_evaluation(CHECKOUT)
         run.log_metrics(flat(evaluation))
         run.log_artifact(CHECKOUT / "dvc.lock")
@@ -48,16 +49,16 @@ def pipeline(overrides: list[str]) -> Summary:
     return result
 
 
-def _run_stages(raw: dict[str, Any], params: Params, parent_run_id: str) -> dict[str, Outcome]:
+def _run_stages(raw: dict[str, Any], params: Params, parent: str, is_tracked: bool) -> dict[str, Outcome]:
     """Runs one stage after the other, for a DVC workspace takes one at a time; Prefect draws what depends on what."""
     states: dict[str, Any] = {}
     outcomes = {}
     for name, needed in upstream(CHECKOUT / "dvc.yaml", raw).items():
         config.require_unchanged(raw, CHECKOUT / config.PARAMS_FILE)
         attempt = run_stage.with_options(
-            retries=retries(name, params, parent_run_id), retry_delay_seconds=RETRY_DELAY_SECONDS
+            retries=retries(name, params, is_tracked), retry_delay_seconds=RETRY_DELAY_SECONDS
         )
         waits = [states[stage] for stage in needed]
-        states[name] = attempt(name, parent_run_id, wait_for=waits, return_state=True)
+        states[name] = attempt(name, parent, wait_for=waits, return_state=True)
         outcomes[name] = states[name].result()
     return outcomes

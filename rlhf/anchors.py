@@ -52,9 +52,19 @@ def state_dir() -> Path:
     return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()
 
 
+def journal_dir() -> Path:
+    """Where what runs log lies until a tracking server has it: RLHF_JOURNAL_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_JOURNAL_DIR") or main_checkout() / ".journal").absolute()
+
+
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
-    return {"MLFLOW_TRACKING_URI": tracking_uri(), "RLHF_STATE_DIR": str(state_dir()), "DO_NOT_TRACK": "true"}
+    return {
+        "MLFLOW_TRACKING_URI": tracking_uri(),
+        "RLHF_STATE_DIR": str(state_dir()),
+        "RLHF_JOURNAL_DIR": str(journal_dir()),
+        "DO_NOT_TRACK": "true",
+    }
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -25,9 +25,12 @@ POINTS = (
     "publish.renamed",
     "publish.ended",  # all outputs are in place, the training state is still there
     "publish.discarded",
-    "tracking.begun",
-    "tracking.sent",  # points are on the server and still in the queue
-    "tracking.ended",
+    "journal.begun",  # open, its first record is not there
+    "journal.appended",
+    "journal.sent",  # a batch is on the server, the journal does not say so
+    "journal.acknowledged",
+    "journal.ended",  # the last record is there, perhaps not yet on the server
+    "journal.removed",  # delivered, the records are gone and the rest of the directory is not
 )
 
 _visits: Counter[str] = Counter()

@@ -222,10 +222,10 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], pro
 
 
 def _tracked(name: str, params: Params, ranks: Ranks) -> AbstractContextManager[Run]:
-    """The stage's tracking run; the first rank alone speaks to the server."""
+    """The stage's tracking run; the first rank alone keeps a journal."""
     from rlhf import tracking
 
-    return tracking.stage_run(name, params.model_dump()) if ranks.first else nullcontext(tracking.silent_run())
+    return tracking.stage_run(name, params.model_dump()) if ranks.first else nullcontext(tracking.SilentRun())
 
 
 def override_place(workspace: Path, stage: str, params: Params) -> Path:

@@ -49,8 +49,6 @@ def main(stage: Stage) -> None:
     sft, train_split = (stage.input("models/sft"), stage.input("data/prepared/train.parquet"))
     validation_split = stage.input("data/prepared/validation.parquet")
     reward_model = None if settings.reward.reads == NOTHING else stage.input(settings.reward.reads)
-    stage.log.log_dataset(train_split, "train", "training")
-    stage.log.log_dataset(validation_split, "validation", "selection")
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
     key = state.fingerprint(deciding(params), inputs, stage.workspace)
@@ -58,8 +56,11 @@ def main(stage: Stage) -> None:
     if stage.ranks.first:
         stage.held.enter_context(state.exclusive(directory))
         stage.after_publishing(lambda: state.discard(directory))
+        stage.log.resume(directory / "run")
     stage.ranks.barrier()  # nobody reads a state that another run still writes
 
+    stage.log.log_dataset(train_split, "train", "training")
+    stage.log.log_dataset(validation_split, "validation", "selection")
     tokenizer = load_tokenizer(sft)
     problems, validation = read_prepared(train_split), read_prepared(validation_split)
     prompts = setup.prompts(problems, tokenizer, params)
@@ -68,7 +69,7 @@ def main(stage: Stage) -> None:
     done = state.load(directory, learner)
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
-    for row in done.rows:  # the killed run's points, so that this run has every one
+    for row in done.rows:  # where it was killed between a state and its points
         stage.log.log_metrics(row, step=int(row["iteration"]))
 
     judge = setup.selection_scorer(reward_model, params)

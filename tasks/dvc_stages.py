@@ -39,6 +39,8 @@ CHATTER = re.compile(
 )
 """DVC's own lines, which say nothing to somebody who watches a stage."""
 FAILED = "ERROR: "
+TRACKING = "tracking: "
+"""How lines about the tracking server begin, which come when a stage has had its word."""
 
 
 class StageFailedError(UserError):
@@ -56,8 +58,8 @@ class Outcome:
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT) -> Outcome:
-    """Brings the stage `name` of `workspace`'s dvc.yaml up to date, as a child of the MLflow run `parent_run_id`.
+def run_stage(name: str, parent: str, workspace: Path = anchors.CHECKOUT) -> Outcome:
+    """Brings the stage `name` of `workspace`'s dvc.yaml up to date, below the tracked run with the key `parent`.
 
     It waits for the devices that the stage computes on, and ends the stage when its time limit is over. Raises
     StageFailedError with the stage's last line. However this task ends, no process of the stage is left.
@@ -72,7 +74,7 @@ def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT)
             progress.show(shown)
 
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", name]
-    environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent_run_id}
+    environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent}
     with closing(progress):
         code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
     if code == TIMED_OUT:
@@ -83,7 +85,7 @@ def run_stage(name: str, parent_run_id: str, workspace: Path = anchors.CHECKOUT)
     outs = locked_outs(workspace / "dvc.lock", name)
     if not output.ran:
         logger.info("restored from the cache" if output.restored else "unchanged")
-        tracking.cached_child(parent_run_id, name, tracking.find_run_by_outs(name, outs))
+        tracking.cached_child(parent, name, outs)
     if name == "register" and announce_refusal(output.stage_line):
         logger.info("told the automations that the gate refused this policy")
     show_results(name, _paths(_stages(workspace / "dvc.yaml")[name], "metrics"), workspace, outs)
@@ -112,7 +114,8 @@ class _Output:
         elif line.startswith(OWN_LINE):
             return line.removeprefix(OWN_LINE)
         elif not CHATTER.fullmatch(line):
-            self.stage_line = line
+            if not line.startswith(TRACKING):
+                self.stage_line = line
             return line
         return ""
 
@@ -156,15 +159,15 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def retries(name: str, params: Params, parent_run_id: str) -> int:
+def retries(name: str, params: Params, is_tracked: bool) -> int:
     """How often to try the stage again: only where it reads or writes over the network.
 
-    Without a `parent_run_id` the tracking server was out of reach already when the pipeline started.
+    Not `is_tracked` says that the tracking server was out of reach already when the pipeline started.
     """
     over_network = {
         "prepare_data": params.data.source == "hub",
         "fetch_sft": "://" in params.sft.source,
-        "register": bool(parent_run_id) and anchors.tracking_uri().startswith(("http://", "https://")),
+        "register": is_tracked and anchors.tracking_uri().startswith(("http://", "https://")),
     }
     return RETRIES if over_network.get(name) else 0
 

@@ -25,7 +25,7 @@ USERS_OWN = (
     "MLFLOW_RUN_ID",
     "PREFECT_API_URL",
     "PREFECT_PROFILE",
-    "RLHF_PARENT_RUN_ID",
+    "RLHF_PARENT_RUN_KEY",
     "RLHF_REGISTRY_LOCK",
 )
 for name in USERS_OWN:
@@ -41,6 +41,7 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:
     place: Path = tmp_path_factory.mktemp("places")
     os.environ |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
+        "RLHF_JOURNAL_DIR": str(place / "journal"),
         "PREFECT_HOME": str(place / "prefect"),
         "HF_HOME": str(place / "huggingface"),
         "DVC_SITE_CACHE_DIR": str(place / "dvc"),

@@ -23,7 +23,7 @@ from rlhf.lineage.compare import Made
 from rlhf.lineage.history import History, hashes, lock_stages
 from rlhf.machine import of_tags
 from rlhf.registry import records
-from rlhf.tracking_server import client
+from rlhf.tracking.server import client
 
 MARK = ".git/reproduces"
 """The file that says which policy is made here."""

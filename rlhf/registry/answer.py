@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.registry.champion import CHAMPION, holder
 from rlhf.registry.server import has_model, patience, server, version_uri
 from rlhf.registry.versions import CANDIDATE
-from rlhf.tracking_server import quiet_mlflow, reason, without_password
+from rlhf.tracking.server import quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

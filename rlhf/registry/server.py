@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlhf import anchors, locks
 from rlhf.errors import UserError
-from rlhf.tracking_server import client, quiet_mlflow, reason, without_password
+from rlhf.tracking.server import client, quiet_mlflow, reason, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -42,6 +42,7 @@ def environment(tracking: Path) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "MLFLOW_TRACKING_URI": f"sqlite:///{tracking / 'mlflow.db'}",
         "RLHF_STATE_DIR": str(tracking / "state"),
+        "RLHF_JOURNAL_DIR": str(tracking / "journal"),
     }
 
 

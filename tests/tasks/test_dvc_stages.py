@@ -33,7 +33,7 @@ from tasks.processes import Terms
 DVC_YAML = """
 stages:
   good:
-    cmd: python -c "import os; print('good - made'); open('made', 'w').write(os.environ['RLHF_PARENT_RUN_ID'])"
+    cmd: python -c "import os; print('good - made'); open('made', 'w').write(os.environ['RLHF_PARENT_RUN_KEY'])"
     deps: [source]
     outs: [made]
   bad:
@@ -63,11 +63,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
-    """The calls that record a cached stage, the run that made it being named after its outputs."""
-    calls: list[tuple[str, str, str]] = []
-    monkeypatch.setattr(tracking, "find_run_by_outs", lambda stage, outs: f"{stage} made {sorted(outs)}")
-    monkeypatch.setattr(tracking, "cached_child", lambda *call: calls.append(call))
+def cached(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
+    """The calls that record a cached stage: parent, stage, outputs."""
+    calls: list[tuple[str, str, list[str]]] = []
+    monkeypatch.setattr(tracking, "cached_child", lambda parent, stage, outs: calls.append((parent, stage, [*outs])))
     return calls
 
 
@@ -76,15 +75,17 @@ def run(name: str, workspace: Path) -> Outcome:
         return run_stage.fn(name, "parent", workspace)
 
 
-def test_a_stage_runs_once_and_is_then_recorded_as_cached(workspace: Path, cached: list[tuple[str, str, str]]) -> None:
+def test_a_stage_runs_once_and_is_then_recorded_as_cached(
+    workspace: Path, cached: list[tuple[str, str, list[str]]]
+) -> None:
     assert run("good", workspace) == Outcome("good", ran=True, last_line="good - made")
     assert (workspace / "made").read_text() == "parent"
     assert cached == []
     assert run("good", workspace) == Outcome("good", ran=False, last_line="")
-    assert cached == [("parent", "good", "good made ['made']")]
+    assert cached == [("parent", "good", ["made"])]
 
 
-def test_a_restored_stage_is_cached_too(workspace: Path, cached: list[tuple[str, str, str]]) -> None:
+def test_a_restored_stage_is_cached_too(workspace: Path, cached: list[tuple[str, str, list[str]]]) -> None:
     run("good", workspace)
     (workspace / "made").unlink()
     (workspace / "dvc.lock").unlink()
@@ -140,7 +141,7 @@ def test_a_stage_waits_for_its_device_and_says_for_whom(workspace: Path, monkeyp
 
 @pytest.mark.parametrize("left", ["", "{", '{"write": {"/a'])
 def test_a_list_of_locks_that_a_killed_dvc_left_half_written_is_removed(
-    workspace: Path, cached: list[tuple[str, str, str]], left: str
+    workspace: Path, cached: list[tuple[str, str, list[str]]], left: str
 ) -> None:
     listing = workspace / ".dvc" / "tmp" / "rwlock"
     listing.write_text(left)
@@ -210,13 +211,13 @@ def test_only_what_goes_over_the_network_is_retried(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
     params = validate(compose(overrides))
     stages = upstream(anchors.CHECKOUT / "dvc.yaml", compose(overrides))
-    assert {name for name in stages if retries(name, params, "run") == RETRIES} == retried
-    assert {name for name in stages if retries(name, params, "run") == 0} == set(stages) - retried
+    assert {name for name in stages if retries(name, params, is_tracked=True) == RETRIES} == retried
+    assert {name for name in stages if retries(name, params, is_tracked=True) == 0} == set(stages) - retried
 
 
 def test_a_server_that_was_down_from_the_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
-    assert retries("register", validate(compose()), "") == 0
+    assert retries("register", validate(compose()), is_tracked=False) == 0
 
 
 @pytest.mark.parametrize(("reward", "needs_reward_model"), [("verifier", False), ("reward_model", True)])

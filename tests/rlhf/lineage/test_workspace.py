@@ -159,7 +159,7 @@ def test_another_lock_gets_an_environment_of_its_own(checkout, tmp_path):
 
 
 def test_a_command_gets_none_of_this_checkouts_places(tmp_path, monkeypatch):
-    for name in ("MLFLOW_TRACKING_URI", "RLHF_STATE_DIR", "RLHF_PARENT_RUN_ID", "PYTHONPATH"):
+    for name in ("MLFLOW_TRACKING_URI", "RLHF_STATE_DIR", "RLHF_PARENT_RUN_KEY", "PYTHONPATH"):
         monkeypatch.setenv(name, "here")
     script = "import os, pathlib; pathlib.Path('env').write_text(' '.join(os.environ))"
     workspace.run([sys.executable, "-c", script], tmp_path, {"DO_NOT_TRACK": "true"})

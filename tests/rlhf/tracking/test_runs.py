@@ -1,18 +1,19 @@
-"""Runs as the server has them afterwards, on a real sqlite store; and servers that fail."""
+"""Runs as the server has them afterwards, on a real sqlite store; and without a server."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
 import yaml
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 
-from rlhf import anchors, tracking, tracking_server
+from rlhf import anchors, tracking
 from rlhf.hashes import dvc_md5
-from rlhf.tracking_server import Server
+from rlhf.tracking.delivery import MAX_ENTRIES, MAX_METRICS
+from rlhf.tracking.runs import MAX_VALUE
 
 PARAMS = {"seed": 3, "ppo": {"lr": 1e-3, "kl": {"coef": 0.02}}, "registry": {"name": "mine"}}
 DOWN = "http://user:secret@127.0.0.1:9"
@@ -31,7 +32,7 @@ def runs_named(store: MlflowClient, key: str, value: str):
 
 def test_a_stage_is_a_child_of_the_pipeline_with_its_own_params(store, monkeypatch):
     with tracking.pipeline_run({"scale": "tiny"}, {"reward": "verifier"}) as parent:
-        monkeypatch.setenv("RLHF_PARENT_RUN_ID", parent.id)
+        monkeypatch.setenv("RLHF_PARENT_RUN_KEY", parent.key)
         with tracking.stage_run("train_ppo", PARAMS) as run:
             assert store.get_run(run.id).info.status == "RUNNING"
     pipeline, stage = store.get_run(parent.id), store.get_run(run.id)
@@ -75,22 +76,22 @@ def test_artifacts_and_data_sets_lie_with_the_run(store, tmp_path, monkeypatch):
 def test_every_point_arrives_once_with_its_step_and_moment(store):
     before = time.time_ns() // 1_000_000
     with tracking.stage_run("train_ppo", {}) as run:
-        for step in range(2 * tracking.MAX_METRICS + 1):
+        for step in range(2 * MAX_METRICS + 1):
             run.log_metrics({"kl": step / 8}, step)
         run.log_metrics({"best": 0.5})
     after = time.time_ns() // 1_000_000
     history = store.get_metric_history(run.id, "kl")
-    assert [(point.step, point.value) for point in history] == [(n, n / 8) for n in range(2 * tracking.MAX_METRICS + 1)]
+    assert [(point.step, point.value) for point in history] == [(n, n / 8) for n in range(2 * MAX_METRICS + 1)]
     assert all(before <= point.timestamp <= after for point in history)
     assert store.get_run(run.id).data.metrics["best"] == 0.5
 
 
 def test_more_params_than_a_batch_holds_and_longer_than_a_value_may_be(store):
-    with tracking.pipeline_run({f"key{n}": n for n in range(tracking.MAX_PARAMS + 5)}, {}) as run:
-        run.log_params({"prompt": {"system": "x" * (tracking.MAX_VALUE + 1)}})
+    with tracking.pipeline_run({f"key{n}": n for n in range(MAX_ENTRIES + 5)}, {}) as run:
+        run.log_params({"prompt": {"system": "x" * (MAX_VALUE + 1)}})
     params = store.get_run(run.id).data.params
-    assert len(params) == tracking.MAX_PARAMS + 6
-    assert params["prompt.system"] == "x" * tracking.MAX_VALUE
+    assert len(params) == MAX_ENTRIES + 6
+    assert params["prompt.system"] == "x" * MAX_VALUE
 
 
 @pytest.mark.parametrize(
@@ -109,32 +110,33 @@ def test_a_run_is_found_by_all_of_its_outs_and_its_stage():
     outs = {"models/policy": policy, "metrics/ppo.json": metrics}
     with tracking.stage_run("train_ppo", {}) as first:
         first.tag_outs(outs)
-    with tracking.stage_run("train_ppo", {}) as other:
+    with tracking.stage_run("train_ppo", {}):
         pass
     assert tracking.find_run_by_outs("train_ppo", outs) == first.id
     assert tracking.find_run_by_outs("train_ppo", {"models/policy": policy}) == first.id
     assert tracking.find_run_by_outs("train_ppo", outs | {"metrics/ppo.json": "0"}) is None
     assert tracking.find_run_by_outs("evaluate", outs) is None
     assert tracking.find_run_by_outs("train_ppo", {}) is None
-    tracking.tag_outs(other.id, {"plots/ppo.csv": policy})
-    assert tracking.find_run_by_outs("train_ppo", {"plots/ppo.csv": policy}) == other.id
 
 
 def test_a_stage_that_dvc_skipped_links_to_the_run_that_made_it(store):
+    outs = {"models/fetched": uuid4().hex}
     with tracking.pipeline_run({}, {}) as parent:
-        tracking.cached_child(parent.id, "fetch_sft", "made-by")
-        tracking.cached_child(parent.id, "finetune_sft", None)
+        with tracking.stage_run("fetch_sft", {}) as made:
+            made.tag_outs(outs)
+        tracking.cached_child(parent.key, "fetch_sft", outs)
+        tracking.cached_child(parent.key, "finetune_sft", {})
     children = {run.data.tags["stage"]: run for run in runs_named(store, "mlflow.parentRunId", parent.id)}
     assert {run.info.status for run in children.values()} == {"FINISHED"}
     assert {run.data.tags["cached"] for run in children.values()} == {"true"}
-    assert children["fetch_sft"].data.tags["original_run_id"] == "made-by"
-    assert "/runs/made-by)" in children["fetch_sft"].data.tags["mlflow.note.content"]
+    assert children["fetch_sft"].data.tags["original_run_id"] == made.id
+    assert f"/runs/{made.id})" in children["fetch_sft"].data.tags["mlflow.note.content"]
     assert "original_run_id" not in children["finetune_sft"].data.tags
 
 
 def test_register_leaves_no_run_unless_it_asks_for_one(store):
     with tracking.pipeline_run({}, {}) as parent, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLHF_PARENT_RUN_ID", parent.id)
+        patch.setenv("RLHF_PARENT_RUN_KEY", parent.key)
         with tracking.stage_run("register", PARAMS) as run:
             run.tag_outs({})
         assert runs_named(store, "mlflow.parentRunId", parent.id) == []
@@ -144,81 +146,81 @@ def test_register_leaves_no_run_unless_it_asks_for_one(store):
     assert (made.info.run_id, made.info.status) == (run.id, "FINISHED")
 
 
-def test_a_server_that_is_down_costs_one_line(monkeypatch, capfd, tmp_path):
+def test_a_server_that_is_down_costs_one_line_a_run(monkeypatch, capfd, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DOWN)
-    with tracking.pipeline_run({}, {}) as parent, tracking.stage_run("train_ppo", PARAMS) as run:
-        run.log_metrics({"kl": 1.0}, 1)
-        run.log_text("text", "text.txt")
-        run.log_artifact(tmp_path)
-        run.tag_outs({"models/policy": "0"})
-        assert tracking.find_run_by_outs("train_ppo", {"models/policy": "0"}) is None
-        tracking.cached_child(parent.id, "evaluate", None)
-    assert (parent.id, run.id) == ("", "")
+    monkeypatch.setenv("RLHF_JOURNAL_DIR", str(tmp_path / "journal"))
+    (tmp_path / "file").touch()
+    with tracking.pipeline_run({}, {}) as parent:
+        with tracking.stage_run("train_ppo", PARAMS) as run:
+            run.log_metrics({"kl": 1.0}, 1)
+            run.log_text("text", "text.txt")
+            run.log_artifact(tmp_path / "file")
+            run.tag_outs({"models/policy": "0"})
+            assert run.id == ""
+        tracking.cached_child(parent.key, "evaluate", {})
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.count("\n") == 1
-    assert "http://user:***@127.0.0.1:9 cannot be reached" in err
-    assert "Connection refused" in err
+    of_stage, of_pipeline = err.splitlines()
+    assert of_stage.startswith(
+        "tracking: http://user:***@127.0.0.1:9 cannot be reached ([Errno 111] Connection refused)"
+    )
+    assert f"this run is kept in {tmp_path / 'journal' / run.key}: " in of_stage
+    assert "python -m rlhf.tracking flush" in of_stage
+    assert f"2 journals in {tmp_path / 'journal'}" in of_pipeline
     assert "secret" not in err
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
 
 
-class Outage(Server):
-    """The real server, which fails the first `failures` calls."""
-
-    def __init__(self, failures: int) -> None:
-        super().__init__(anchors.tracking_uri())
-        self.failures, self.calls = failures, 0
-
-    def attempt(self, call, urgent=False):
-        def call_or_fail(client):
-            self.calls += 1
-            if self.calls <= self.failures:
-                raise MlflowException("down")  # HTTP 500
-            call(client)
-
-        return super().attempt(call_or_fail, urgent)
+def test_a_run_that_nobody_can_look_up_is_none_and_one_line(monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DOWN)
+    assert tracking.find_run_by_outs("train_ppo", {"models/policy": "0"}) is None
+    assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_server_that_comes_back_gets_every_point_with_its_first_moment(store):
-    server = Outage(failures=1)
-    run = tracking.Run(server, "train_ppo", {"stage": "train_ppo"}, {"lr": 1})
-    run.log_metrics({"kl": 1.0}, 1)
-    logged = time.time_ns() // 1_000_000
-    run.flush()
-    assert server.calls == 1
-    run.flush()
-    assert server.calls == 1, "a server that just failed is left alone"
+def test_a_resumed_stage_continues_its_run(store, tmp_path, monkeypatch):
+    """The first process fails, its journal is delivered and gone; the second logs one step again, and one more."""
+    with suppress(ValueError), tracking.stage_run("train_ppo", PARAMS) as first:
+        first.resume(tmp_path / "run")
+        first.log_metrics({"kl": 0.5}, 1)
+        raise ValueError("no")
+    assert store.get_run(first.id).info.status == "FAILED"
+    first_time = store.get_metric_history(first.id, "kl")[0].timestamp
     time.sleep(0.01)
-    run.close("FINISHED")
-    recorded = store.get_run(run.id)
-    (point,) = store.get_metric_history(run.id, "kl")
-    assert point.timestamp <= logged
-    assert recorded.info.start_time <= logged < recorded.info.end_time
-    assert (recorded.data.params, recorded.info.status) == ({"lr": "1"}, "FINISHED")
-
-
-def test_an_outage_in_the_middle_loses_and_doubles_nothing(store, monkeypatch):
-    monkeypatch.setattr(tracking_server, "PAUSE_SECONDS", 0.0)
-    run = tracking.Run(Outage(failures=0), "train_ppo", {}, {})
-    run.flush()
-    run._server = Outage(failures=2)
-    for step in range(3):
-        run.log_metrics({"kl": float(step)}, step)
-        run.flush()
-    run.close("FINISHED")
-    assert [point.step for point in store.get_metric_history(run.id, "kl")] == [0, 1, 2]
-
-
-def test_what_the_server_refuses_is_dropped_and_said(store, capfd):
-    run = tracking.Run(Server(anchors.tracking_uri()), "train_ppo", {}, {"lr": 1})
-    run.flush()
-    run.log_params({"lr": 2})  # params are immutable
-    run.log_metrics({"kl": 1.0}, 1)
-    run.close("FINISHED")
-    recorded = store.get_run(run.id)
-    assert (recorded.data.params, recorded.data.metrics) == ({"lr": "1"}, {"kl": 1.0})
+    with tracking.pipeline_run({}, {}) as parent:
+        monkeypatch.setenv("RLHF_PARENT_RUN_KEY", parent.key)
+        with tracking.stage_run("train_ppo", PARAMS) as second:
+            second.resume(tmp_path / "run")
+            assert second.flush()
+            assert (second.key, second.id) == (first.key, first.id)
+            assert store.get_run(first.id).info.status == "RUNNING"
+            second.log_metrics({"kl": 0.5}, 1)
+            second.log_metrics({"kl": 0.25}, 2)
+    recorded = store.get_run(first.id)
+    history = store.get_metric_history(first.id, "kl")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.25)]
+    assert history[0].timestamp == first_time
     assert recorded.info.status == "FINISHED"
-    assert "refused an entry" in capfd.readouterr().err
+    assert "error" not in recorded.data.tags
+    assert recorded.data.tags["mlflow.parentRunId"] == parent.id
+    assert len(runs_named(store, "rlhf.key", first.key)) == 1
+
+
+def test_a_key_that_was_half_written_is_no_key(tmp_path):
+    (tmp_path / "run").write_text("train_ppo-")
+    with tracking.stage_run("train_ppo", {}) as run:
+        run.resume(tmp_path / "run")
+    assert (tmp_path / "run").read_text() == run.key
+
+
+def test_a_silent_run_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("RLHF_JOURNAL_DIR", str(tmp_path / "journal"))
+    run = tracking.SilentRun()
+    run.resume(tmp_path / "run")
+    run.log_metrics({"kl": 1.0}, 1)
+    run.log_text("text", "text.txt")
+    run.log_artifact(tmp_path / "missing")
+    run.log_dataset(tmp_path / "missing", "train", "training")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_shows_the_params_that_its_stage_depends_on():
