@@ -26,7 +26,7 @@ unexport $(WORDS) Q overrides
 # Debian packages beyond git and make, for the tests that use them.
 SYSTEM_PACKAGES ?= postgresql
 
-.PHONY: help setup run repro ui ask serve promote rollback test test-all lint lock gc clean system-deps
+.PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock gc clean system-deps
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -70,6 +70,14 @@ promote: $(STAMP) ## make a registered version champion by hand: make promote ve
 
 rollback: $(STAMP) ## make the previous champion champion again: make rollback reason="..."
 	@$(BIN)/python -m rlhf.registry rollback --reason="$$REASON"
+
+backup: export FILE = $(call given,to)
+backup: $(STAMP) ## MLflow's and Prefect's data in one file: make backup to=FILE
+	@$(BIN)/python -m tasks.backup save -- "$$FILE"
+
+restore: export FILE = $(call given,from)
+restore: $(STAMP) ## put a backup in place: make restore from=FILE; overwrite=1 replaces what is there
+	@$(BIN)/python -m tasks.backup restore $(if $(call given,overwrite),--overwrite) -- "$$FILE"
 
 test: $(STAMP) ## the tests that need no server
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

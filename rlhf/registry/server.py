@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -56,6 +56,22 @@ def lock(purpose: Literal["register", "move"], name: str) -> AbstractContextMana
         raise UserError(f"{LOCK_VARIABLE}={without_password(given)}: no PostgreSQL: write postgresql://user@host/base")
     path = anchors.registry_lock()
     return locks.in_turn(path.with_stem(f"{path.stem}-{purpose}"))
+
+
+@contextmanager
+def lock_all(purpose: Literal["register", "move"], names: Sequence[str]) -> Iterator[None]:
+    """Holds `lock` for all of these models at once."""
+    by_name = (os.environ.get(LOCK_VARIABLE) or anchors.tracking_uri()).startswith("postgresql")
+    with ExitStack() as held:
+        for name in names if by_name else names[:1]:  # one file serves for all names
+            held.enter_context(lock(purpose, name))
+        yield
+
+
+def model_names() -> list[str]:
+    """The registered models by name."""
+    with server() as registry:
+        return sorted(model.name for model in registry.search_registered_models())
 
 
 def version_uri(version: ModelVersion, path: str = "") -> str:

@@ -1,0 +1,215 @@
+"""Backs up MLflow's database, its artifacts and Prefect's database together, and puts a backup in their place.
+
+    python -m tasks.backup save FILE                    make backup to=FILE
+    python -m tasks.backup restore FILE [--overwrite]   make restore from=FILE [overwrite=1]
+
+A backup is one tar file: the databases as of one moment, then the artifacts, and `manifest.json` with the hash of each
+member. `docs/operations.md` says what to stop before a restore.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import signal
+import sys
+import tarfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any, BinaryIO
+
+from rlhf import anchors, locks
+from rlhf.errors import UserError, run_command
+from rlhf.hashes import sha256_file
+from rlhf.registry.server import lock_all, model_names
+from tasks.databases import Database, database, move_aside
+
+FORMAT = 1
+MANIFEST, ARTIFACTS = "manifest.json", "artifacts"
+PREFECT_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+PIPELINE_LOCK = Path(".cache/pipeline.lock")
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a backup is of."""
+
+    databases: dict[str, Database]
+    """By the name of the dump in the backup."""
+    artifacts: Path
+
+
+def places(artifacts: Path | None) -> Places:
+    """MLflow's database and artifacts, those of `artifacts` if given, and Prefect's database.
+
+    Raises UserError where MLflow is behind HTTP: only who has the database can dump it.
+    """
+    home = Path(os.environ.get("PREFECT_HOME") or anchors.main_checkout() / ".prefect")
+    given = (os.environ[name] for name in PREFECT_VARIABLES if os.environ.get(name))
+    found = {"mlflow.dump": anchors.tracking_uri(), "prefect.dump": next(given, f"sqlite:///{home / 'prefect.db'}")}
+    return Places({name: database(uri) for name, uri in found.items()}, artifacts or anchors.artifact_root())
+
+
+def save(to: Path, of: Places) -> str:
+    """Writes a backup to the new file `to`, whole or not at all; returns what it holds, in words.
+
+    Nobody registers a version meanwhile, and nobody moves an alias while MLflow's database is dumped. Artifacts are
+    read after the database, so that all that it tells of is there. Raises UserError where there is nothing to save.
+    """
+    if to.exists():
+        raise UserError(f"{to} is there already: name a new file: make backup to=FILE")
+    if of.databases["mlflow.dump"].is_empty():
+        raise UserError(f"{of.databases['mlflow.dump'].place} is empty: nothing to back up: set MLFLOW_TRACKING_URI")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.with_name(f".{to.name}.partial")
+    names = model_names()
+    try:
+        with TemporaryDirectory(dir=to.parent) as scratch, lock_all("register", names):
+            dumps = {}
+            with lock_all("move", names):
+                for name, kept in of.databases.items():
+                    if not kept.is_empty():
+                        kept.dump(Path(scratch, name))
+                        dumps[name] = Path(scratch, name)
+            files = [path for path in sorted(of.artifacts.rglob("*")) if path.is_file()]
+            members = dumps | {f"{ARTIFACTS}/{path.relative_to(of.artifacts).as_posix()}": path for path in files}
+            with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+                _write(file, members, _manifest(of, names, list(dumps)))
+                os.fsync(file.fileno())
+        partial.replace(to)
+    finally:
+        partial.unlink(missing_ok=True)
+    return f"{to}: {', '.join(of.databases[name].place for name in dumps)} and {len(files)} artifacts"
+
+
+def _manifest(of: Places, names: list[str], dumps: list[str]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "versions": {package: version(package) for package in ("mlflow", "prefect")},
+        "kinds": {name: of.databases[name].kind for name in dumps},
+        "artifacts": str(of.artifacts),
+        "models": names,
+    }
+
+
+class _Hashing:
+    """A file that is hashed as it is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        content = self._file.read(size)
+        self.digest.update(content)
+        return content
+
+
+def _write(file: BinaryIO, members: dict[str, Path], manifest: dict[str, Any]) -> None:
+    hashes = {}
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, path in members.items():
+            with path.open("rb") as content:
+                hashing = _Hashing(content)
+                tar.addfile(tar.gettarinfo(arcname=name, fileobj=content), hashing)
+            hashes[name] = hashing.digest.hexdigest()
+        text = json.dumps(manifest | {"files": hashes}, indent=2, sort_keys=True).encode()
+        info = tarfile.TarInfo(MANIFEST)
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+
+
+def restore(source: Path, to: Places, overwrite: bool) -> str:
+    """Puts the backup `source` in place of what is there, all of it or nothing; returns what it held, in words.
+
+    Raises UserError where it is no whole backup, fits these places not, or where something is there and `overwrite`
+    is false.
+    """
+    busy = "is running a pipeline here: wait for it or stop it"
+    to.artifacts.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        locks.exclusive(anchors.CHECKOUT / PIPELINE_LOCK, busy),
+        TemporaryDirectory(dir=to.artifacts.parent, prefix=".restore-") as scratch,
+    ):
+        new, aside = Path(scratch, "new"), Path(scratch, "old")
+        aside.mkdir()
+        manifest = _extract(source, new)
+        _require_fit(source, manifest, to)
+        used = [kept.place for kept in to.databases.values() if not kept.is_empty()]
+        used += [str(to.artifacts)] if to.artifacts.is_dir() and any(to.artifacts.iterdir()) else []
+        if used and not overwrite:
+            raise UserError(
+                f"{', '.join(used)}: not empty: back it up, and say overwrite=1 (--overwrite) to replace it"
+            )
+        with lock_all("register", manifest["models"]), lock_all("move", manifest["models"]), ExitStack() as undo:
+            for name in manifest["kinds"]:
+                to.databases[name].replace(new / name, aside, undo)
+            move_aside(to.artifacts, aside, undo)
+            (new / ARTIFACTS).mkdir(exist_ok=True)
+            (new / ARTIFACTS).replace(to.artifacts)
+            undo.pop_all()
+    return f"{source} restored: {', '.join(to.databases[name].place for name in manifest['kinds'])}, {to.artifacts}"
+
+
+def _extract(source: Path, place: Path) -> dict[str, Any]:
+    """Unpacks a backup and returns its manifest, once every member is there with its hash."""
+    try:
+        with tarfile.open(source) as tar:
+            tar.extractall(place, filter="data")
+        manifest: dict[str, Any] = json.loads((place / MANIFEST).read_bytes())
+        files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
+        whole = {name: sha256_file(path) for name, path in files.items() if name != MANIFEST} == manifest["files"]
+    except FileNotFoundError as error:
+        fault = "no such file" if error.filename == str(source) else f"{MANIFEST} is missing"
+        raise UserError(f"{source}: {fault}: name a file that make backup wrote") from None
+    except (tarfile.TarError, ValueError, LookupError, EOFError, IsADirectoryError) as error:
+        raise UserError(f"{source}: no whole backup ({type(error).__name__}): take another one") from None
+    if not whole or manifest.get("format") != FORMAT:
+        raise UserError(f"{source}: no whole backup (its files are not those of its manifest): take another one")
+    return manifest
+
+
+def _require_fit(source: Path, manifest: dict[str, Any], to: Places) -> None:
+    for name, kind in manifest["kinds"].items():
+        if to.databases[name].kind != kind:
+            raise UserError(f"{source}: its {name} is {kind}'s, and {to.databases[name].place} is none: set its URI")
+    if manifest["artifacts"] != str(to.artifacts):  # the database names artifacts by their absolute place
+        raise UserError(
+            f"{source}: its artifacts belong to {manifest['artifacts']}, not to {to.artifacts}: restore there"
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="backup", description="MLflow's and Prefect's data in one file, and back.")
+    parser.add_argument("--artifacts", type=Path, help="MLflow's artifact directory, where a server has its own")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("save", help="write a backup").add_argument("file", type=Path)
+    back = commands.add_parser("restore", help="put a backup in place")
+    back.add_argument("file", type=Path)
+    back.add_argument("--overwrite", action="store_true", help="replace what is there")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+    def command() -> None:
+        found = places(given.artifacts.absolute() if given.artifacts else None)
+        file = given.file.absolute()
+        print(save(file, found) if given.command == "save" else restore(file, found, given.overwrite))
+
+    return run_command("backup", command, "interrupted: everything is as it was")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,274 @@
+"""The drill: back up, lose everything, restore; with sqlite, and with a real PostgreSQL where there is one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from flows import pipeline
+from rlhf import anchors, locks
+from rlhf.registry import champion, records, server
+from rlhf.registry.records import Records
+from rlhf.registry.versions import Version
+from tasks import backup
+from tests import postgres
+from tests.registered import add_version, candidate, decide
+
+NAME = "m"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """Where everything lies: MLflow on sqlite with its artifacts, Prefect's database."""
+    place = tmp_path / "home"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place / 'mlflow.db'}")
+    monkeypatch.setenv("PREFECT_HOME", str(place / "prefect"))
+    for name in backup.PREFECT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(anchors, "CHECKOUT", tmp_path / "checkout")
+    monkeypatch.setattr(anchors, "main_checkout", lambda *_: place)
+    (place / "prefect").mkdir(parents=True)
+    set_flow(place, "nightly")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _own_client() -> Iterator[None]:
+    """MLflow remembers the database that a test set."""
+    yield
+    mlflow.set_tracking_uri(None)
+
+
+PREFECT = "prefect/prefect.db"
+
+
+def set_flow(home: Path, name: str, database: str = PREFECT) -> None:
+    """What the database tells."""
+    with closing(sqlite3.connect(home / database)) as connection, connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS flow (name TEXT)")
+        connection.execute("DELETE FROM flow")
+        connection.execute("INSERT INTO flow VALUES (?)", (name,))
+
+
+def flow(home: Path, database: str = PREFECT) -> str:
+    with closing(sqlite3.connect(home / database)) as connection:
+        (name,) = connection.execute("SELECT name FROM flow").fetchone()
+    return str(name)
+
+
+def register(policy: str, right: int) -> None:
+    version = add_version(NAME, policy)
+    records.file(Version(NAME, version.number, policy, {}), Records({"dvc.lock": policy.encode()}, {}))
+    decide(version, candidate(right))
+
+
+def told() -> dict[str, object]:
+    """What the registry tells, down to the files of each version."""
+    with server.server() as registry:
+        model = champion.find_model(registry, NAME)
+        versions = {str(version.version): version for version in registry.search_model_versions(f"name='{NAME}'")}
+        kept = {number: records.read(version) for number, version in versions.items()}
+        return {"aliases": dict(model.aliases), "moves": champion.moves(model), "kept": kept}
+
+
+def run(*arguments: str) -> int:
+    return backup.main([*arguments])
+
+
+def drill(home: Path, file: Path) -> None:
+    """Two versions are backed up; then another one comes, a file is lost and Prefect's database changes."""
+    register("a", 60)
+    register("b", 90)
+    before = told()
+    assert before["kept"] == {"1": {"dvc.lock": b"a"}, "2": {"dvc.lock": b"b"}}
+    assert run("save", str(file)) == 0
+    register("c", 100)
+    for lost in (home / "mlartifacts").rglob("dvc.lock"):
+        lost.unlink()
+    set_flow(home, "another")
+    assert run("restore", str(file)) == 1
+    assert told() != before
+    assert run("restore", str(file), "--overwrite") == 0
+    assert told() == before
+    assert flow(home) == "nightly"
+    register("d", 100)  # and it goes on
+    assert told()["kept"] == {**before["kept"], "3": {"dvc.lock": b"d"}}  # type: ignore[dict-item]
+
+
+def test_the_drill_with_sqlite(home, tmp_path, capfd):
+    file = tmp_path / "backups/first.tar"
+    drill(home, file)
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0] == f"{file}: {home}/mlflow.db, {home}/prefect/prefect.db and 12 artifacts"
+    assert out.splitlines()[1] == f"{file} restored: {home}/mlflow.db, {home}/prefect/prefect.db, {home}/mlartifacts"
+    assert err.endswith(
+        f"\nbackup: {home}/mlflow.db, {home}/prefect/prefect.db, {home}/mlartifacts: not empty: back it up, and say "
+        "overwrite=1 (--overwrite) to replace it\n"
+    )
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in home.iterdir()) == [".cache", "mlartifacts", "mlflow.db", "prefect"]
+    assert [path.name for path in file.parent.iterdir()] == ["first.tar"]
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    with postgres.running() as uri:
+        yield uri
+
+
+def test_the_drill_with_postgresql(home, postgresql, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", postgresql.replace("postgresql:", "postgresql+psycopg2:"))
+    drill(home, tmp_path / "first.tar")
+    psql = ["psql", "--quiet", "--tuples-only", "--no-align", f"--dbname={postgresql}"]
+    broken = tmp_path / "broken.tar"
+    with tarfile.open(tmp_path / "first.tar") as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    with (tmp_path / "unpacked/mlflow.dump").open("a") as dump:
+        dump.write("SELECT nonsense;\n")
+    pack(tmp_path / "unpacked", broken)
+    subprocess.run([*psql, "--command=CREATE TABLE of_later (name TEXT)"], check=True)
+    before = told()
+    assert run("restore", str(broken), "--overwrite") == 1
+    assert told() == before
+    assert 'ERROR: column "nonsense" does not exist' in capfd.readouterr().err
+    assert run("restore", str(tmp_path / "first.tar"), "--overwrite") == 0
+    tables = subprocess.run([*psql, "--command=\\dt"], check=True, capture_output=True, text=True).stdout
+    assert "model_versions" in tables and "of_later" not in tables
+
+
+def pack(unpacked: Path, to: Path) -> None:
+    """A backup of these files, its manifest renewed."""
+    manifest = json.loads((unpacked / "manifest.json").read_text())
+    manifest["files"]["mlflow.dump"] = backup.sha256_file(unpacked / "mlflow.dump")
+    (unpacked / "manifest.json").write_text(json.dumps(manifest))
+    with tarfile.open(to, "w") as tar:
+        for path in unpacked.iterdir():
+            tar.add(path, path.name)
+
+
+@pytest.fixture
+def saved(home, tmp_path, monkeypatch) -> Path:
+    """A backup of small databases that only the backup knows, after which everything was lost."""
+    monkeypatch.setattr(backup, "model_names", lambda: [NAME])
+    (home / "mlartifacts/1").mkdir(parents=True)
+    (home / "mlartifacts/1/weights").write_bytes(b"weights")
+    shutil.copy(home / "prefect/prefect.db", home / "mlflow.db")
+    file = tmp_path / "first.tar"
+    assert run("save", str(file)) == 0
+    for lost in (home / "mlflow.db", home / "prefect/prefect.db"):
+        lost.unlink()
+    shutil.rmtree(home / "mlartifacts")
+    return file
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    files = (path for path in home.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {path.relative_to(home).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "text", "directory", "gone"])
+def test_a_damaged_backup_restores_nothing(home, saved, capfd, damage):
+    whole = saved.read_bytes()
+    place = whole.index(b"SQLite format 3") + 4000
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "changed": whole[:place] + b"?" + whole[place + 1 :],
+        "empty": b"",
+        "text": b"no tar",
+    }
+    saved.unlink()
+    if damage in damaged:
+        saved.write_bytes(damaged[damage])
+    if damage == "directory":
+        saved.mkdir()
+    before = contents(home)
+    assert run("restore", str(saved)) == 1
+    assert contents(home) == before
+    assert capfd.readouterr().err.startswith(f"backup: {saved}: {'no such file' if damage == 'gone' else 'no whole'}")
+
+
+def test_what_fails_at_the_end_is_undone(home, saved, monkeypatch, capfd):
+    assert run("restore", str(saved)) == 0
+    set_flow(home, "later")
+    (home / "mlflow.db").write_bytes(b"no database, which is why a backup is wanted")
+    (home / "mlartifacts/1/weights").write_bytes(b"others")
+    before = contents(home)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "mlartifacts")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup, "move_aside", fail)
+        assert run("restore", str(saved), "--overwrite") == 1
+    assert "No space left on device" in capfd.readouterr().err
+    assert {name: before[name] for name in ("mlflow.db", "mlartifacts/1/weights")}.items() <= contents(home).items()
+    assert contents(home).keys() == before.keys()
+    assert flow(home) == "later"
+    assert run("restore", str(saved), "--overwrite") == 0
+    assert contents(home)["mlartifacts/1/weights"] == b"weights"
+    assert flow(home) == "nightly"
+
+
+def test_a_database_in_use_is_not_replaced(home, saved, capfd):
+    assert run("restore", str(saved)) == 0
+    with closing(sqlite3.connect(home / "prefect/prefect.db")) as connection:
+        set_flow(home, "later", "mlflow.db")
+        connection.execute("BEGIN IMMEDIATE")
+        assert run("restore", str(saved), "--overwrite") == 1
+        assert flow(home, "mlflow.db") == "later"
+    assert f"{home}/prefect/prefect.db: database is locked: stop what uses it" in capfd.readouterr().err
+
+
+def test_a_running_pipeline_keeps_its_data(home, saved, capfd):
+    assert backup.PIPELINE_LOCK == pipeline.LOCK
+    with locks.exclusive(anchors.CHECKOUT / pipeline.LOCK, ""):
+        assert run("restore", str(saved)) == 1
+    assert "is running a pipeline here: wait for it or stop it" in capfd.readouterr().err
+    assert not (home / "mlflow.db").exists()
+
+
+def test_it_goes_back_to_where_its_artifacts_belong(home, saved, capfd, tmp_path):
+    assert run("--artifacts", str(tmp_path / "elsewhere"), "restore", str(saved)) == 1
+    assert f"its artifacts belong to {home}/mlartifacts, not to {tmp_path}/elsewhere" in capfd.readouterr().err
+
+
+def test_a_dump_fits_its_own_kind_of_database(home, saved, monkeypatch, capfd):
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://user:secret@127.0.0.1:9/base")
+    assert run("restore", str(saved)) == 1
+    err = capfd.readouterr().err
+    assert "its prefect.dump is sqlite's, and postgresql+asyncpg://user:***@127.0.0.1:9/base is none" in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        ("http://user:secret@127.0.0.1:9", "http://user:***@127.0.0.1:9: no database that is dumped here"),
+        ("postgresql://user:secret@127.0.0.1:9/base", "postgresql+psycopg2://user:***@127.0.0.1:9/base: "),
+        ("sqlite:////nowhere/mlflow.db", "/nowhere/mlflow.db is empty: nothing to back up: set MLFLOW_TRACKING_URI"),
+    ],
+)
+def test_what_cannot_be_backed_up_is_one_line(home, monkeypatch, tmp_path, capfd, uri, fault):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert run("save", str(tmp_path / "file.tar")) == 1
+    err = capfd.readouterr().err
+    assert err.startswith(f"backup: {fault}") and err.count("\n") == 1
+    assert "secret" not in err
+    assert not list(tmp_path.glob("*file.tar*"))
+
+
+def test_a_backup_is_never_overwritten(home, saved, capfd):
+    assert run("restore", str(saved)) == 0
+    before = saved.read_bytes()
+    assert run("save", str(saved)) == 1
+    assert f"{saved} is there already: name a new file" in capfd.readouterr().err
+    assert saved.read_bytes() == before
