@@ -97,7 +97,8 @@ def measure(stage: Stage, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     table = preferences.calibration(preferences.pair_margins(held_out), level)
     stage.output("plots/reward_calibration.csv").write_text(preferences.calibration_csv(table))
     if held_out:
-        share = f"{100 * metrics['pair_accuracy']:.1f} % of {len(held_out)} held-out pairs in the right order"
+        right, low, high = (100 * metrics[f"pair_accuracy{end}"] for end in ("", "_low", "_high"))
+        share = f"{right:.1f} % [{low:.1f}, {high:.1f}] of {len(held_out)} held-out pairs in the right order"
         print(f"train_reward: {share}, log loss {metrics['log_loss']:.3f} (a coin's is 0.693)")
     else:
         print("train_reward: no held-out question fits prompt.max_tokens: nothing was measured")

@@ -6,6 +6,7 @@ chosen answer is the better one (Bradley, Terry, 1952).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log, pi
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf.evaluation.statistics import DECIMALS, wilson_interval
+from rlhf.evaluation.statistics import DECIMALS, design_effect, wilson_interval
 
 BINS = 10
 """Bins of equal width over confidences from 0.5 to 1."""
@@ -68,21 +69,25 @@ class CalibrationBin(NamedTuple):
 def measure(pairs: Sequence[ScoredPair], confidence: float) -> dict[str, Any]:
     """What `metrics/reward_model.json` says; of no pairs, their number alone.
 
-    A pair counts as right where the chosen answer scores strictly higher. `log_loss` is in nats a pair. Every float is
-    rounded to six decimals; what cannot be told (a share of no pairs, a correlation with a constant) is None.
+    A pair counts as right where the chosen answer scores strictly higher. Pairs of one question share answers, so the
+    interval is that of `pairs / design_effect` independent ones. `log_loss` is in nats a pair. Every float is rounded
+    to six decimals; what cannot be told (a share of no pairs, a correlation with a constant) is None.
     """
     if not pairs:
         return {"pairs": 0, "questions": 0}
     margins = pair_margins(pairs)
-    right = int((margins > 0).sum())
-    interval = wilson_interval(right, len(pairs), confidence)
+    sizes = Counter(pair.question for pair in pairs)
+    right = Counter(pair.question for pair in pairs if pair.margin > 0)
+    effect = design_effect([right[question] for question in sizes], list(sizes.values()))
+    interval = wilson_interval(right.total() / effect, len(pairs) / effect, confidence)
     table = calibration(margins, confidence)
     found = {
         "pairs": len(pairs),
-        "questions": len({pair.question for pair in pairs}),
-        "pair_accuracy": right / len(pairs),
+        "questions": len(sizes),
+        "pair_accuracy": right.total() / len(pairs),
         "pair_accuracy_low": interval.low,
         "pair_accuracy_high": interval.high,
+        "design_effect": effect,
         "log_loss": float(np.logaddexp(0, -margins).mean()),
         "log_loss_constant": CONSTANT_LOG_LOSS,
         "calibration_error": calibration_error(table),
@@ -107,7 +112,8 @@ def calibration(margins: Floats, confidence: float) -> list[CalibrationBin]:
 
     Which of the two answers stands first says nothing, so a pair is one prediction: that the answer which scores higher
     is the better one. Counting each pair both ways round would only add the mirror image below 0.5, with the same gaps.
-    A pair of equal scores is right by half, as it is on average over both ways. `confidence` is the intervals' level.
+    A pair of equal scores is right by half, as it is on average over both ways. `confidence` is the level of the
+    intervals, which take pairs as independent.
     """
     sure, right = _confidence(margins), _right(margins)
     edges, place = np.linspace(0.5, 1, BINS + 1), _bins(sure)

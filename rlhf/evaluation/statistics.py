@@ -65,12 +65,38 @@ def paired_table(before: Sequence[bool], after: Sequence[bool]) -> PairedTable:
     )
 
 
-def wilson_interval(successes: int, n: int, confidence: float) -> Interval:
-    """Wilson's score interval for one proportion, without continuity correction (Wilson 1927)."""
-    from scipy.stats import binomtest
+def wilson_interval(successes: float, n: float, confidence: float) -> Interval:
+    """Wilson's score interval for one proportion, without continuity correction (Wilson 1927).
 
-    interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
-    return Interval(float(interval.low), float(interval.high))
+    `successes` and `n` need not be whole: an effective sample size is not.
+    """
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + confidence) / 2))
+    centre, square = successes + z**2 / 2, n + z**2
+    half = z * sqrt(successes * (n - successes) / n + z**2 / 4)
+    return Interval(max(0.0, (centre - half) / square), min(1.0, (centre + half) / square))
+
+
+def design_effect(successes: Sequence[int], sizes: Sequence[int]) -> float:
+    """How many times the variance of a share over clusters is that of as many independent trials; at least 1.
+
+    `sizes[i]` trials of cluster i, one or more, had `successes[i]`. Successes and trials, divided by it, are those of
+    an independent sample: the interval is theirs. Rao and Scott (1992), "A simple method for the analysis of clustered
+    binary data", Biometrics 48, 577-585: with m clusters and the share p of all n trials, a ratio of two sums,
+
+        var(p) = m / (m - 1) sum((successes_i - p sizes_i)^2) / n^2
+        d      = var(p) / (p (1 - p) / n)
+
+    One cluster, or a share of 0 or 1, tells nothing of the variance: a cluster's trials are then taken for all alike,
+    d = sum(sizes_i^2) / n.
+    """
+    n, m = sum(sizes), len(sizes)
+    share = sum(successes) / n
+    if m == 1 or share in (0, 1):
+        return sum(size**2 for size in sizes) / n
+    squares = sum((found - share * size) ** 2 for found, size in zip(successes, sizes, strict=True))
+    return max(1.0, m / (m - 1) * squares / (n * share * (1 - share)))
 
 
 def gain_interval(table: PairedTable, confidence: float) -> Interval:

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from peft import PeftModel
 
 from rlhf import tracking
+from rlhf.data.answers import is_correct
 from rlhf.data.prompts import decode_response, encode_prompts, encode_response
 from rlhf.generation.engine import Sample, generate
 from rlhf.hashes import dvc_md5, sha256_file
@@ -144,6 +145,18 @@ def test_the_curve_has_a_row_an_iteration(pipeline: Pipeline) -> None:
     assert metrics["final"]["validation_accuracy"] == pytest.approx(accuracies[-1], abs=1e-6)
 
 
+def test_the_panel_answers_at_every_validation(pipeline: Pipeline) -> None:
+    with (pipeline.place / "plots/panel.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    panel = [row["question"] for row in rows[: pipeline.params.ppo.panel]]
+    assert [row["question"] for row in rows] == panel * (ITERATIONS + 1)
+    assert [int(row["iteration"]) for row in rows[:: len(panel)]] == list(range(ITERATIONS + 1))
+    golds = {problem.question: problem.gold for problem in pipeline.problems("validation")}
+    for row in rows:
+        assert row["gold"] == golds[row["question"]]
+        assert row["correct"] == str(is_correct(row["response"], row["gold"], "strict"))
+
+
 def test_the_evaluation(pipeline: Pipeline) -> None:
     evaluation = pipeline.json("metrics/evaluation.json")
     assert {split: found["n"] for split, found in evaluation.items()} == {"gate": 16, "test": 24}
@@ -154,7 +167,10 @@ def test_the_evaluation(pipeline: Pipeline) -> None:
         assert found["gain"] == pytest.approx(found["policy"]["accuracy"] - found["sft"]["accuracy"], abs=1e-5)
         assert found["gain_low"] <= found["gain"]
         assert set(found) >= {"p_value", "parse_failures", "cut_off"}
+    assert evaluation["test"]["kl"]["sequence"] > evaluation["test"]["kl"]["token"] > 0
     assert (pipeline.place / "plots/accuracy.csv").read_text().count("\n") == 5
+    with (pipeline.place / "plots/length_buckets.csv").open(newline="") as file:
+        assert sum(int(row["n"]) for row in csv.DictReader(file)) == 24
 
 
 def test_the_checkpoints_and_where_they_come_from(pipeline: Pipeline) -> None:

@@ -18,7 +18,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation import accuracy
 from rlhf.evaluation.right_answers import problem_id, read_right_answers
 from rlhf.generation.engine import Sample
-from rlhf.models.checkpoints import Manifest, checkpoint_hash, save_checkpoint
+from rlhf.models.checkpoints import Manifest, checkpoint_hash, read_manifest, save_checkpoint
 from rlhf.models.tiny import make_tiny
 from rlhf.stage import Stage
 from stages import evaluate
@@ -178,6 +178,24 @@ def test_with_the_real_engine_equal_models_score_alike(stage: Stage) -> None:
         assert metrics[split]["sft"] == metrics[split]["policy"]
         assert metrics[split]["paired"]["gained"] == metrics[split]["paired"]["lost"] == 0
         assert metrics[split]["p_value"] == 1.0
+    assert metrics["test"]["kl"] == {"sequence": 0.0, "token": 0.0}
+
+
+def test_the_kl_of_another_policy_is_in_metrics_buckets_and_report(stage: Stage) -> None:
+    directory = stage.workspace / "models/policy"
+    manifest = read_manifest(directory)
+    shutil.rmtree(directory)
+    save_checkpoint(directory, *make_tiny(stage.params.sft.tiny, seed=1), manifest)
+    evaluate.main(stage)
+    stage.publish()
+    metrics = json.loads((stage.workspace / "metrics/evaluation.json").read_text())
+    assert metrics["test"]["kl"]["sequence"] > metrics["test"]["kl"]["token"] > 0
+    assert "kl" not in metrics["gate"]
+    rows = list(csv.DictReader((stage.workspace / "plots/length_buckets.csv").open()))
+    assert sum(int(row["n"]) for row in rows) == COUNTS["test"]
+    mean = sum(int(row["n"]) * float(row["kl"]) for row in rows) / COUNTS["test"]
+    assert mean == pytest.approx(metrics["test"]["kl"]["sequence"], abs=1e-5)
+    assert "would write" in (stage.workspace / "reports/evaluation/index.html").read_text(encoding="utf-8")
 
 
 def test_a_missing_policy_names_its_stage(stage: Stage) -> None:

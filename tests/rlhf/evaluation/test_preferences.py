@@ -19,6 +19,7 @@ from rlhf.evaluation.preferences import (
     length_bias,
     measure,
 )
+from rlhf.evaluation.statistics import wilson_interval
 
 LOG3, LOG9 = log(3), log(9)  # sigmoid: 0.75 and 0.9
 
@@ -43,6 +44,8 @@ def test_accuracy_likelihood_and_margins_by_hand() -> None:
     pairs = [pair(LOG3, 0), pair(5 + LOG9, 5, question="!"), pair(0, LOG3), pair(2, 2)]
     found = measure(pairs, 0.95)
     assert (found["pairs"], found["questions"], found["pair_accuracy"]) == (4, 2, 0.5)
+    # Three pairs of "?" with one right, one of "!" right: d = 4 · 2/1 · ((1 - 3/2)² + (1 - 1/2)²) / (16 · 1/4) = 1.
+    assert found["design_effect"] == 1
     wilson = binomtest(2, 4).proportion_ci(0.95, "wilson")
     assert [found["pair_accuracy_low"], found["pair_accuracy_high"]] == pytest.approx([*wilson], abs=1e-6)
     assert found["log_loss"] == pytest.approx(-log(0.75 * 0.9 * 0.25 * 0.5) / 4, abs=1e-6)
@@ -51,6 +54,15 @@ def test_accuracy_likelihood_and_margins_by_hand() -> None:
     assert found["margin"]["p50"] == pytest.approx(LOG3 / 2, abs=1e-6)
     squares = [(margin - LOG9 / 4) ** 2 for margin in (LOG3, LOG9, -LOG3, 0)]
     assert found["margin"]["deviation"] == pytest.approx(sqrt(sum(squares) / 4), abs=1e-6)
+
+
+def test_pairs_of_a_question_that_go_together_count_as_fewer() -> None:
+    """Two questions of four pairs, all right or all wrong: as much is known as of one pair, d = 8."""
+    pairs = [pair(1, 0, question="a")] * 4 + [pair(0, 1, question="b")] * 4
+    found = measure(pairs, 0.95)
+    assert found["design_effect"] == 8
+    wilson = wilson_interval(0.5, 1, 0.95)
+    assert found["pair_accuracy_low"] == pytest.approx(wilson.low, abs=1e-6)
 
 
 def test_huge_margins_neither_overflow_nor_leave_the_last_bin() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
 from rlhf.evaluation.accuracy import Graded
@@ -9,6 +11,7 @@ from rlhf.evaluation.statistics import (
     PairedTable,
     accuracies_csv,
     compare,
+    design_effect,
     flat,
     gain_interval,
     mcnemar_p_value,
@@ -37,6 +40,56 @@ def test_wilson_interval_worked_out_by_hand() -> None:
     # 1 of 2 at the confidence where z = 1: (1/2 + 1/4 ± sqrt(1/8 + 1/16)) / (1 + 1/2) = 1/2 ± 1/sqrt(12).
     confidence = norm.cdf(1) - norm.cdf(-1)
     assert ends(wilson_interval(1, 2, confidence)) == approx(0.5 - 12**-0.5, 0.5 + 12**-0.5, 1e-9)
+
+
+def test_wilson_interval_is_scipys() -> None:
+    for successes, n, confidence in [(0, 1, 0.95), (1, 1, 0.9), (7, 9, 0.8), (499, 500, 0.99)]:
+        expected = binomtest(successes, n).proportion_ci(confidence, "wilson")
+        assert ends(wilson_interval(successes, n, confidence)) == pytest.approx([*expected], abs=1e-12)
+
+
+def test_design_effect_by_hand() -> None:
+    """Sizes 2, 2, 4 with 2, 1, 1 right: p = 1/2, squares 1 + 0 + 1, d = 3/2 · 2 / (8 · 1/4) = 3/2."""
+    assert design_effect([2, 1, 1], [2, 2, 4]) == pytest.approx(1.5)
+
+
+def test_design_effect_at_its_ends() -> None:
+    assert design_effect([1, 1, 1], [2, 2, 2]) == 1  # more even than chance counts as chance
+    assert design_effect([2, 4], [2, 4]) == pytest.approx(20 / 6)  # all right: nothing is known of the variance
+    assert design_effect([0, 0], [1, 1]) == 1
+    assert design_effect([3], [4]) == 4
+
+
+def clusters(random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """200 questions of 1 to 6 trials, nine of ten right; a question's go together two times in three."""
+    sizes = random.integers(1, 7, 200)
+    together, shared = random.random(200) < 2 / 3, random.random(200) < 0.9
+    return np.where(together, shared * sizes, random.binomial(sizes, 0.9)), sizes
+
+
+def test_design_effect_is_that_of_the_bootstrap_over_clusters() -> None:
+    random = np.random.default_rng(0)
+    right, sizes = clusters(random)
+    drawn = random.integers(0, len(sizes), (20_000, len(sizes)))
+    shares = right[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    share = right.sum() / sizes.sum()
+    expected = shares.var() / (share * (1 - share) / sizes.sum())
+    assert expected > 2
+    assert design_effect(right.tolist(), sizes.tolist()) == pytest.approx(expected, rel=0.05)
+
+
+def test_intervals_of_clusters_hold_as_often_as_they_say() -> None:
+    random = np.random.default_rng(0)
+    held = plain = 0
+    for _ in range(400):
+        right, sizes = clusters(random)
+        effect = design_effect(right.tolist(), sizes.tolist())
+        interval = wilson_interval(right.sum() / effect, sizes.sum() / effect, 0.95)
+        naive = wilson_interval(right.sum(), sizes.sum(), 0.95)
+        held += interval.low <= 0.9 <= interval.high
+        plain += naive.low <= 0.9 <= naive.high
+    assert 0.92 <= held / 400 <= 0.98
+    assert plain / 400 < 0.88
 
 
 def test_gain_interval_of_published_examples() -> None:
