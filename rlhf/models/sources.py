@@ -21,8 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
-
+from rlhf import hub
 from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models import checkpoints, gguf
@@ -45,8 +44,6 @@ FILES = (
     "chat_template.*",
 )
 MODEL_CARD = "README.md"
-HUB_TIMEOUT_SECONDS = 10.0
-HUB_ATTEMPTS = 3
 _PATTERNS = [*FILES, MODEL_CARD]
 PROJECT_LICENSE = "Apache-2.0"
 
@@ -97,6 +94,17 @@ def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int) -> Manifest:
         raise UserError(f"sft.source={source}: {error}") from None
     manifest = Manifest(kind="fetched", **asdict(origin), stop_token=stop_token, extra={"parameters": parameters})
     return checkpoints.write_manifest(directory, manifest)
+
+
+def pinned(source: str) -> str:
+    """`source` with the hub's commit in place of a branch or tag; any other source as it is.
+
+    Raises UserError where the hub refuses or does not answer.
+    """
+    match = _HUB.fullmatch(source)
+    if match is None:
+        return source
+    return f"hf://{match['repo']}@{hub.commit('model', match['repo'], match['revision'] or 'main')}"
 
 
 def _tiny(request: Request) -> Origin:
@@ -159,26 +167,14 @@ _SCHEMES: dict[str, Callable[[Request], Origin]] = {"tiny:": _tiny, "hf://": _hu
 def _snapshot(repo: str, revision: str) -> Path:
     """The hub cache's directory of one commit, named by it; where the hub is out of reach, the cache alone."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        GatedRepoError,
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        _ask_hub(repo, revision)
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
-    except GatedRepoError:
-        raise UserError(f"{repo} is gated: ask its owners for access and set HF_TOKEN") from None
-    except (RepositoryNotFoundError, HFValidationError):
-        raise UserError(f"the hub shows no {repo}: check the name, or set HF_TOKEN if it is private") from None
-    except RevisionNotFoundError:
-        raise UserError(f"{repo} has no revision {revision}: name a commit, tag or branch") from None
-    except (HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
-        reason = " ".join(str(error).split())[:160]
+        with hub.faults(repo, revision):
+            hub.ask("model", repo, revision)
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
+    except hub.OutOfReachError as error:
+        reason = str(error)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS, local_files_only=True))
     except LocalEntryNotFoundError:
@@ -186,28 +182,6 @@ def _snapshot(repo: str, revision: str) -> Path:
             f"the hub is out of reach ({reason}) and its cache holds no complete copy: check the network and "
             "HF_ENDPOINT, or take a local directory"
         ) from None
-
-
-def _worth_a_retry(error: BaseException) -> bool:
-    """Lost connections, timeouts and overload; neither a refusal nor the hub's offline mode."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # the HTTP library's
-
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code == 429 or error.response.status_code >= 500
-    return isinstance(error, HTTPError)
-
-
-@retry(
-    retry=retry_if_exception(_worth_a_retry),
-    stop=stop_after_attempt(HUB_ATTEMPTS),
-    wait=wait_exponential(max=4),
-    reraise=True,
-)
-def _ask_hub(repo: str, revision: str) -> None:
-    """Asks whether the revision is there: what follows tries files again but would wait for ever on this question."""
-    from huggingface_hub import HfApi
-
-    HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
 
 
 def _copy_files(origin: Path, directory: Path) -> None:

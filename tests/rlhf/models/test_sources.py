@@ -12,6 +12,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 
+from rlhf import hub as hub_client
 from rlhf.errors import UserError
 from rlhf.models import checkpoints, gguf, sources
 from rlhf.models.checkpoints import Manifest, load_policy, load_tokenizer
@@ -273,7 +274,7 @@ def hub(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", files_at)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources._ask_hub.retry, "sleep", lambda _: None)
+    monkeypatch.setattr(hub_client.ask.retry, "sleep", lambda _: None)
     yield server
     server.shutdown()
     server.server_close()
@@ -287,8 +288,15 @@ def test_a_model_from_the_hub_is_known_by_its_commit(take: Take, hub: Hub, plain
     assert not {"pytorch_model.bin", "code.py"} & set(hub.served)
 
 
+def test_a_branch_is_pinned_to_its_commit(hub: Hub) -> None:
+    assert sources.pinned("hf://org/name") == sources.pinned("hf://org/name@main") == f"hf://org/name@{COMMIT}"
+    assert sources.pinned("tiny:") == "tiny:"
+    with pytest.raises(UserError, match="no revision v9"):
+        sources.pinned("hf://org/name@v9")
+
+
 def test_a_busy_hub_is_asked_again(take: Take, hub: Hub) -> None:
-    hub.failures = sources.HUB_ATTEMPTS - 1
+    hub.failures = hub_client.ATTEMPTS - 1
     assert take("hf://org/name")[0].revision == COMMIT
 
 

@@ -1,0 +1,47 @@
+"""Names in the params that point to something else tomorrow, such as a branch on the hub.
+
+DVC compares the params' text, so a run that is made of `hf://org/name@main` would count as unchanged when main moves.
+Written with the commit, it says what it is made of, and runs again only if that has changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlhf import hub
+from rlhf.errors import UserError
+from rlhf.hub import OutOfReachError
+from rlhf.models.sources import pinned
+
+
+def pin(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The composed params with every moving reference pinned, and what was pinned, in words.
+
+    Raises UserError where the hub refuses or does not answer.
+    """
+    fixed = copy.deepcopy(raw)
+    data, sft = fixed["data"], fixed["sft"]
+    pins = []
+    if data["source"] == "hub":
+        repo, revision = data["hub"]["repo"], data["hub"]["revision"]
+        with _named("data.hub", f"{repo}@{revision}"):
+            data["hub"]["revision"] = hub.commit("dataset", repo, revision)
+        pins.append((f"data.hub {repo}@{revision}", revision, data["hub"]["revision"]))
+    with _named("sft.source", sft["source"]):
+        sft["source"] = pinned(sft["source"])
+    pins.append(("sft.source " + raw["sft"]["source"], raw["sft"]["source"], sft["source"]))
+    return fixed, [f"{what} is {now}" for what, before, now in pins if before != now]
+
+
+@contextmanager
+def _named(key: str, value: str) -> Iterator[None]:
+    """Puts the key at fault before what is wrong with it."""
+    try:
+        yield
+    except OutOfReachError as error:
+        raise OutOfReachError(f"{key}={value}: the hub is out of reach ({error}): name the commit itself") from None
+    except UserError as error:
+        raise UserError(f"{key}={value}: {error}") from None
