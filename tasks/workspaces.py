@@ -1,0 +1,156 @@
+"""A workspace of its own for a deployment's run: a git worktree at one commit, with what all workspaces share.
+
+    .workspaces/NAME        the worktree, a detached HEAD
+    .workspaces/NAME.lock   held by the flow run that works there: the kernel frees it however that run ends
+
+DVC's cache is the main checkout's, and so are training state and tracking (`rlhf.anchors`): what one workspace has
+made, the next one restores, and what it has begun, the next one resumes. So nothing is lost with a workspace but what
+a failed stage left for people to look at (`runs/`): then it is kept, until `make gc`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlhf import anchors, locks
+from rlhf.errors import UserError
+
+DIRECTORY = ".workspaces"
+LOCK_FILE = "requirements.lock"
+OWN = ("dvc.lock", "params.yaml")
+"""Files that the pipeline itself writes: no change of anybody's."""
+ENVIRONMENT = Path(".venv")
+LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where one run of the pipeline works."""
+
+    path: Path
+    commit: str = ""
+    """The commit checked out; empty for a checkout that the pipeline runs in place."""
+    diff: str = ""
+    """Uncommitted changes on top of it, as a patch."""
+
+
+def directory() -> Path:
+    """Where the workspaces of this repository are."""
+    return anchors.main_checkout() / DIRECTORY
+
+
+@contextmanager
+def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> Iterator[Workspace]:
+    """A workspace at `revision` of this checkout's repository, removed on leaving unless by an exception.
+
+    With `allow_dirty`, this checkout's uncommitted changes come on top. Raises UserError where there are any without
+    it, where the revision is unknown, and where another process works in a workspace of that name.
+    """
+    commit = resolve(revision)
+    diff = uncommitted(anchors.CHECKOUT) if revision == "HEAD" else ""
+    if diff and not allow_dirty:
+        raise UserError(
+            f"{anchors.CHECKOUT}: uncommitted changes, which no run could be made of again: commit them, or run with "
+            "allow_dirty, which records them and makes no champion"
+        )
+    path = directory() / name
+    with locks.exclusive(path.with_name(f"{name}.lock"), f"works in {path}: wait for it or stop it"):
+        remove(path)
+        _git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
+        if diff:
+            _git("apply", "--whitespace=nowarn", "-", directory=path, text=diff)
+        _share_cache(path)
+        yield Workspace(path, commit, diff)
+        remove(path)
+    path.with_name(f"{name}.lock").unlink(missing_ok=True)
+
+
+def name_of(flow_run: str, identity: str) -> str:
+    """A directory's name for the flow run: its name as far as a path may hold it, and the start of its id."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", flow_run).strip("-")
+    return f"{words[:LONGEST_NAME] or 'run'}-{identity[:8]}"
+
+
+def resolve(revision: str) -> str:
+    """The commit that `revision` names in this checkout's repository; raises UserError where there is none."""
+    if anchors.git("rev-parse", "--git-dir", directory=anchors.CHECKOUT) is None:
+        raise UserError(f"{anchors.CHECKOUT}: no git repository, and a run of its own needs one: clone it, or make run")
+    arguments = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = anchors.git(*arguments, directory=anchors.CHECKOUT)
+    if not commit:
+        raise UserError(f"revision={revision}: no commit of this repository: git fetch, or take another")
+    return commit
+
+
+def uncommitted(checkout: Path) -> str:
+    """The changes of a checkout to its HEAD as a patch, new files included; empty where there are none."""
+    with TemporaryDirectory() as place:
+        index = {"GIT_INDEX_FILE": str(Path(place, "index"))}  # the user's own stays as it is
+        _git("read-tree", "HEAD", directory=checkout, environ=index)
+        _git("add", "--all", "--", ".", *(f":!{name}" for name in OWN), directory=checkout, environ=index)
+        return _git("diff", "--cached", "--binary", "--no-ext-diff", "HEAD", directory=checkout, environ=index)
+
+
+def remove(path: Path) -> None:
+    """Removes a workspace, whatever state it is in."""
+    shutil.rmtree(path, ignore_errors=True)
+    _git("worktree", "prune")
+
+
+def interpreter(path: Path) -> Path:
+    """The Python of the stages in a workspace: its own environment's where it has one, or else the running one."""
+    own = path / ENVIRONMENT / "bin" / "python"
+    return own if path != anchors.CHECKOUT and own.exists() else Path(sys.executable)
+
+
+def environment_commands(path: Path) -> list[list[str]]:
+    """What makes the workspace's own environment; nothing where it locks the same packages as this checkout."""
+    wanted, running = path / LOCK_FILE, anchors.CHECKOUT / LOCK_FILE
+    if not wanted.is_file() or wanted.read_bytes() == running.read_bytes():
+        return []
+    python = str(path / ENVIRONMENT / "bin" / "python")
+    uv = [sys.executable, "-m", "uv"]
+    return [
+        [*uv, "venv", "--quiet", "--python", sys.executable, str(path / ENVIRONMENT)],
+        [*uv, "pip", "sync", "--quiet", "--python", python, "--require-hashes", LOCK_FILE],
+    ]
+
+
+def _share_cache(path: Path) -> None:
+    """Has DVC use the main checkout's cache in the workspace; `.dvc/config.local` is the one file that git leaves."""
+    dvc = [sys.executable, "-m", "dvc", "cache", "dir"]
+    cache = _run(dvc, anchors.main_checkout())
+    _run([*dvc, "--local", cache.strip()], path)
+
+
+def _git(
+    *arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None, text: str = ""
+) -> str:
+    return _run(["git", *arguments], directory or anchors.CHECKOUT, environ, text)
+
+
+def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None, text: str = "") -> str:
+    """Standard output of a command as it is; raises UserError with its last words where it fails."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    process = subprocess.run(
+        command,
+        check=False,
+        cwd=directory,
+        env={**inherited, **(environ or {})},
+        input=text.encode(errors="surrogateescape"),
+        capture_output=True,
+    )
+    if process.returncode:
+        said = process.stderr.decode(errors="replace").split("\n")
+        reason = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {process.returncode}")
+        raise UserError(f"{' '.join(command[:3])} in {directory}: {reason}")
+    return process.stdout.decode(errors="surrogateescape")
