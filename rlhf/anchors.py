@@ -9,6 +9,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The checkout that this code runs from, which may be a worktree."""
+UNCOMMITTED = Path(".cache/uncommitted.patch")
+"""In a workspace that was made with uncommitted changes: these, on top of its commit."""
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import tracking
+from rlhf.anchors import UNCOMMITTED
 from rlhf.evaluation.right_answers import read_right_answers
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import Manifest, read_manifest
@@ -54,7 +55,8 @@ def main(stage: Stage) -> None:
     )
     records.file(version, found)
     card = model_card.render(name, manifest, evaluation, ppo, kl, params.data, version.tags, limit)
-    standing = champion.decide(version, candidate, Papers(answers, card), params.gate, method)
+    uncommitted = (stage.workspace / UNCOMMITTED).is_file()
+    standing = champion.decide(version, candidate, Papers(answers, card), params.gate, method, uncommitted)
     print(f"register: {name} version {version.number}, policy {version.policy_hash[:12]}{again}: {standing}")
 
 

@@ -39,8 +39,12 @@ class Workspace:
     path: Path
     commit: str = ""
     """The commit checked out; empty for a checkout that the pipeline runs in place."""
-    diff: str = ""
-    """Uncommitted changes on top of it, as a patch."""
+
+    @property
+    def patch(self) -> Path | None:
+        """Uncommitted changes on top of the commit, of which nothing becomes champion; None where there are none."""
+        patch = self.path / anchors.UNCOMMITTED
+        return patch if self.commit and patch.is_file() else None
 
 
 def directory() -> Path:
@@ -56,7 +60,7 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
     it, where the revision is unknown, and where another process works in a workspace of that name.
     """
     commit = resolve(revision)
-    diff = uncommitted(anchors.CHECKOUT) if revision == "HEAD" else ""
+    diff = uncommitted(anchors.CHECKOUT) if revision == "HEAD" else b""
     if diff and not allow_dirty:
         raise UserError(
             f"{anchors.CHECKOUT}: uncommitted changes, which no run could be made of again: commit them, or run with "
@@ -67,9 +71,12 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
         remove(path)
         _git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
         if diff:
-            _git("apply", "--whitespace=nowarn", "-", directory=path, text=diff)
+            patch = path / anchors.UNCOMMITTED
+            patch.parent.mkdir(exist_ok=True)
+            patch.write_bytes(diff)
+            _git("apply", "--whitespace=nowarn", str(patch), directory=path)
         _share_cache(path)
-        yield Workspace(path, commit, diff)
+        yield Workspace(path, commit)
         remove(path)
     path.with_name(f"{name}.lock").unlink(missing_ok=True)
 
@@ -91,7 +98,7 @@ def resolve(revision: str) -> str:
     return commit
 
 
-def uncommitted(checkout: Path) -> str:
+def uncommitted(checkout: Path) -> bytes:
     """The changes of a checkout to its HEAD as a patch, new files included; empty where there are none."""
     with TemporaryDirectory() as place:
         index = {"GIT_INDEX_FILE": str(Path(place, "index"))}  # the user's own stays as it is
@@ -128,29 +135,23 @@ def environment_commands(path: Path) -> list[list[str]]:
 def _share_cache(path: Path) -> None:
     """Has DVC use the main checkout's cache in the workspace; `.dvc/config.local` is the one file that git leaves."""
     dvc = [sys.executable, "-m", "dvc", "cache", "dir"]
-    cache = _run(dvc, anchors.main_checkout())
-    _run([*dvc, "--local", cache.strip()], path)
+    cache = _run(dvc, anchors.main_checkout()).decode().strip()
+    _run([*dvc, "--local", cache], path)
 
 
-def _git(
-    *arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None, text: str = ""
-) -> str:
-    return _run(["git", *arguments], directory or anchors.CHECKOUT, environ, text)
+def _git(*arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
+    return _run(["git", *arguments], directory or anchors.CHECKOUT, environ)
 
 
-def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None, text: str = "") -> str:
-    """Standard output of a command as it is; raises UserError with its last words where it fails."""
+def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None) -> bytes:
+    """Standard output of a command; raises UserError with its last words where it fails."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env = {**inherited, **(environ or {})}
     process = subprocess.run(
-        command,
-        check=False,
-        cwd=directory,
-        env={**inherited, **(environ or {})},
-        input=text.encode(errors="surrogateescape"),
-        capture_output=True,
+        command, check=False, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True
     )
     if process.returncode:
         said = process.stderr.decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {process.returncode}")
         raise UserError(f"{' '.join(command[:3])} in {directory}: {reason}")
-    return process.stdout.decode(errors="surrogateescape")
+    return process.stdout

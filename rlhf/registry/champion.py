@@ -44,6 +44,7 @@ WITHDRAWN = "withdrawn"
 MOVE = "move."
 """Start of the registered model's tags that record every move, in order."""
 LONGEST_REASON = 500
+UNCOMMITTED = "made from uncommitted changes: commit them and run again"
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,24 @@ class Papers:
     card: str
 
 
-def decide(version: Version, candidate: Candidate, papers: Papers, gate: Gate, method: str) -> str:
+def decide(
+    version: Version, candidate: Candidate, papers: Papers, gate: Gate, method: str, uncommitted: bool = False
+) -> str:
     """Lets the gate decide whether `version` becomes champion; returns where the version stands now, in words.
 
     A refusal is a result, no error. The same evidence under the same `gate` is judged once, so that a version which a
     person rolled back or replaced does not come back by itself; nor is the reigning champion judged. `method` is the
-    verifier's by which answers count as right. Raises UserError where the server cannot be reached.
+    verifier's by which answers count as right. A policy made from `uncommitted` changes is refused until a run of the
+    committed code comes to the same one. Raises UserError where the server cannot be reached.
     """
     with lock("move", version.name), server() as registry:
         recorded = registry.get_model_version(version.name, version.number)
         _file(registry, recorded, papers)
         fingerprint = candidate.fingerprint(gate)
-        if recorded.tags.get(JUDGED) != fingerprint:
+        if uncommitted:
+            if JUDGED not in recorded.tags:
+                _note(registry, recorded, Verdict((UNCOMMITTED,), ""), None)
+        elif recorded.tags.get(JUDGED) != fingerprint:
             champion = holder(registry, version.name, CHAMPION)
             if champion is None or champion.version != recorded.version:
                 _judge(registry, recorded, champion, candidate, gate, method)
@@ -122,7 +129,7 @@ def _judge(
     gate: Gate,
     method: str,
 ) -> None:
-    """Records the verdict in the version's tags and crowns who passes."""
+    """Records the verdict and crowns who passes."""
     # Where the champion's files were lost, the same policy is registered anew: it need not beat itself.
     rival = champion if champion and not _is_same_policy(champion, recorded) else None
     if withdrawn := recorded.tags.get(WITHDRAWN):
@@ -130,6 +137,13 @@ def _judge(
     else:
         rival_answers = Champion(str(rival.version), _right_answers(rival, method)) if rival else None
         verdict = gates.judge(candidate, rival_answers, gate)
+    _note(registry, recorded, verdict, rival)
+    if verdict.passed:
+        _crown(registry, recorded, champion, f"passed the gate: {verdict.merits}")
+
+
+def _note(registry: MlflowClient, recorded: ModelVersion, verdict: Verdict, rival: ModelVersion | None) -> None:
+    """Records the verdict in the version's tags."""
     tags = {
         GATE: "passed" if verdict.passed else "refused",
         REASONS: verdict.merits if verdict.passed else "; ".join(verdict.reasons),
@@ -137,8 +151,6 @@ def _judge(
     }
     for key, value in tags.items():
         registry.set_model_version_tag(recorded.name, recorded.version, key, value)
-    if verdict.passed:
-        _crown(registry, recorded, champion, f"passed the gate: {verdict.merits}")
 
 
 def _crown(registry: MlflowClient, new: ModelVersion, old: ModelVersion | None, why: str) -> None:

@@ -28,7 +28,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=place, check=True)
     (place / "code.py").write_text("old\n")
     (place / "requirements.lock").write_text("one==1\n")
-    (place / ".gitignore").write_text("/.workspaces/\n")
+    (place / ".gitignore").write_text("/.workspaces/\n/.cache/\n")
     git(place, "add", "--all")
     git(place, "commit", "--quiet", "--message", "first")
     (place / "code.py").write_text("new\n")
@@ -46,7 +46,7 @@ def test_a_workspace_has_the_commit_and_the_main_checkouts_cache_and_goes_when_i
         cache = [sys.executable, "-m", "dvc", "cache", "dir"]
         found = subprocess.run(cache, cwd=made.path, check=True, capture_output=True, text=True).stdout.strip()
         assert Path(found) == checkout / ".dvc" / "cache"
-        assert uncommitted(made.path) == ""
+        assert uncommitted(made.path) == b""
         assert interpreter(made.path) == Path(sys.executable)
     assert list((checkout / ".workspaces").iterdir()) == []
     assert git(checkout, "worktree", "list").count("\n") == 0
@@ -56,7 +56,7 @@ def test_an_older_revision_may_be_asked_for_and_needs_no_clean_checkout(checkout
     (checkout / "code.py").write_text("in work\n")
     with workspace("run", "HEAD~1") as made:
         assert (made.path / "code.py").read_text() == "old\n"
-        assert made.diff == ""
+        assert made.patch is None
     with pytest.raises(UserError, match="^revision=nowhere: no commit"), workspace("run", "nowhere"):
         pass
 
@@ -72,8 +72,9 @@ def test_uncommitted_changes_are_refused_or_come_along(checkout: Path) -> None:
         assert (made.path / "code.py").read_text() == "in work\n"
         assert (made.path / "new file.bin").read_bytes() == bytes(range(256))
         assert not (made.path / "params.yaml").exists()
-        assert "+in work" in made.diff
-        assert "params.yaml" not in made.diff
+        assert made.patch is not None
+        assert "+in work" in made.patch.read_text()
+        assert "params.yaml" not in made.patch.read_text()
     assert git(checkout, "diff", "--cached") == ""  # the user's index is as it was
 
 

@@ -111,6 +111,15 @@ def test_a_replaced_champion_does_not_come_back_by_itself(store, name):
     assert aliases(store, name) == {"champion": "2", "previous": "1"}
 
 
+def test_uncommitted_changes_make_no_champion_until_they_are_committed(name: str) -> None:
+    version, policy = add_version(name, "a"), candidate(60)
+    evidence = (version, policy, registered.papers(policy), registered.GATE, "strict")
+    refused = "refused by the gate: made from uncommitted changes: commit them and run again"
+    assert champion.decide(*evidence, uncommitted=True) == refused
+    assert champion.decide(*evidence).startswith("champion, passed the gate")
+    assert champion.decide(*evidence, uncommitted=True).startswith("champion, passed the gate")
+
+
 def test_other_rules_are_a_reason_to_judge_again(store, name):
     version = add_version(name, "a")
     assert decide(version, candidate(60, kl=5), max_kl=3).startswith("refused by the gate: KL 5.0 nats")
