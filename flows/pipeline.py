@@ -57,7 +57,7 @@ def _run(overrides: list[str]) -> None:
     only_one = locks.exclusive(anchors.CHECKOUT / LOCK, "is running here: wait for it or stop it")
     with only_one, servers.prefect_api() as wait_for_api:
         from flows.console import take_over
-        from flows.pipeline_flow import pipeline
+        from flows.pipeline_flow import pipeline_in_place
         from tasks.summary import as_text
 
         quiet_mlflow()  # loads while the server starts, on another core
@@ -65,7 +65,7 @@ def _run(overrides: list[str]) -> None:
         console = take_over(sys.stdout)
         wait_for_api()
         try:
-            summary = pipeline(overrides)
+            summary = pipeline_in_place(overrides)
         finally:
             console.end_line()
     minutes, seconds = divmod(round(time.monotonic() - start), 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from rlhf.params import Params
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
-from tasks.processes import Terms, run_lines
+from tasks.processes import Terms, programs_of, run_lines
 from tasks.supervisor import OWN_LINE, TIMED_OUT
+from tasks.workspaces import interpreter
 
 RETRIES = 2
 RETRY_DELAY_SECONDS = 10.0
@@ -73,8 +73,9 @@ def run_stage(name: str, parent: str, workspace: Path = anchors.CHECKOUT) -> Out
             logger.info(shown)
             progress.show(shown)
 
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", name]
-    environ = {**anchors.environment(), tracking.PARENT_VARIABLE: parent}
+    python = interpreter(workspace)
+    command = [str(python), "-m", "dvc", "repro", "--single-item", name]
+    environ = {**anchors.environment(), **programs_of(python), tracking.PARENT_VARIABLE: parent}
     with closing(progress):
         code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
     if code == TIMED_OUT:

@@ -31,6 +31,8 @@ class Summary:
     """The pipeline's MLflow run; empty where no server could be reached."""
     unchanged: tuple[str, ...]
     """Stages that DVC skipped or restored."""
+    new: bool
+    """Whether any stage before `register` had something to do."""
 
 
 def read_evaluation(workspace: Path) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def as_text(summary: Summary) -> str:
 def as_markdown(summary: Summary) -> str:
     """The page for the Prefect UI."""
     lines = [
-        "# Pipeline run",
+        "# Pipeline run" if summary.new else "# Pipeline run: nothing new",
         "",
         "| split | problems | SFT | policy | gain in points | p |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -37,6 +37,7 @@ def summary() -> Summary:
         registered=REFUSED,
         run_id="abc",
         unchanged=("prepare_data", "fetch_sft"),
+        new=True,
     )
 
 
@@ -54,7 +55,7 @@ def test_the_lines_for_the_terminal(summary: Summary) -> None:
 
 
 def test_a_loss_is_shown_as_one(summary: Summary) -> None:
-    worse = Summary({"gate": split(10, 0.5, 0.4), "test": split(10, 0.5, 0.4)}, "none", "", ())
+    worse = Summary({"gate": split(10, 0.5, 0.4), "test": split(10, 0.5, 0.4)}, "none", "", (), new=False)
     text = as_text(worse)
     assert "-10.0 [-15.0, -5.0] points" in text
     assert "MLflow run        none: the tracking server was out of reach" in text
