@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -48,23 +48,31 @@ def prefect_api() -> Iterator[Callable[[], None]]:
     signals and be gone before the flow can report that it was interrupted; and it would outlive a killed flow.
     """
     set_prefect_environment()
-    from prefect.context import refresh_global_settings_context
     from prefect.settings import PREFECT_API_URL
 
-    if configured := PREFECT_API_URL.value():
-        yield lambda: require_answer(configured)
+    if users_own := PREFECT_API_URL.value():
+        yield lambda: require_answer(users_own)
         return
     port = free_port()
     application = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
     command = [sys.executable, "-m", *application, "--host", HOST, "--port", str(port)]
-    os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
+    address = f"http://{HOST}:{port}"
+    with configured(address), server("prefect", command, f"{address}/api/health") as own:
+        try:
+            yield own.wait
+        finally:
+            _drain()
+
+
+@contextmanager
+def configured(address: str) -> Iterator[None]:
+    """Has this process and its children use the Prefect server at `address`."""
+    from prefect.context import refresh_global_settings_context
+
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
     refresh_global_settings_context()
     try:
-        with server("prefect", command, f"http://{HOST}:{port}/api/health") as own:
-            try:
-                yield own.wait
-            finally:
-                _drain()
+        yield
     finally:
         del os.environ["PREFECT_API_URL"]
         refresh_global_settings_context()
@@ -101,13 +109,15 @@ class Server:
 
 
 @contextmanager
-def server(name: str, command: Sequence[str], health: str) -> Iterator[Server]:
+def server(
+    name: str, command: Sequence[str], health: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Starts `command`, which serves the URL `health`, and ends it on leaving. Its output is in runs/servers/."""
     log = anchors.main_checkout() / "runs" / "servers" / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as output,
-        supervised(command, directory=anchors.CHECKOUT, environ={}, output=output) as process,
+        supervised(command, directory=anchors.CHECKOUT, environ=environ or {}, output=output) as process,
     ):
         yield Server(name, process, health, log)
 

@@ -1,8 +1,9 @@
-"""The Prefect and MLflow pages of this checkout, until Ctrl-C.
+"""The Prefect and MLflow pages of this checkout and a worker for its deployments, until Ctrl-C.
 
     python -m flows.ui
 
-A server that is configured already (PREFECT_API_URL, MLFLOW_TRACKING_URI) is named and not started a second time.
+A server that is configured already (PREFECT_API_URL, MLFLOW_TRACKING_URI) is named and not started a second time;
+nor does a worker start then: who may run what is that server's matter.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ def main() -> int:
 def _serve() -> None:
     with suppress(KeyboardInterrupt), ExitStack() as running:
         print("starting, which takes half a minute ...", flush=True)
-        started = [_prefect(running), _mlflow(running)]
+        started = [start_prefect(running), _mlflow(running)]
         for name, address, own in started:
             if own:
                 own.wait()
             print(f"{name:8} {address}", flush=True)
+        _, prefect, own_prefect = started[0]
+        if own_prefect:
+            running.enter_context(servers.configured(prefect))
+            started.append(_worker(running, prefect))
         print("Ctrl-C stops them", flush=True)
         while True:
             for _, _, own in started:
@@ -44,7 +49,7 @@ def _serve() -> None:
     print()
 
 
-def _prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
+def start_prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     """Prefect's page: its name, its address, and the server where it is ours."""
     servers.set_prefect_environment()
     from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
@@ -56,6 +61,21 @@ def _prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST]
     command += ["--port", str(PREFECT_UI_PORT), "--log-level", "WARNING"]
     return "Prefect", address, running.enter_context(servers.server("prefect", command, f"{address}/api/health"))
+
+
+def _worker(running: ExitStack, prefect: str) -> tuple[str, str, servers.Server]:
+    """Registers the deployments of prefect.yaml and starts the worker that runs them."""
+    from flows import deployments
+
+    deployments.register()
+    port = str(servers.free_port())
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", deployments.POOL, "--with-healthcheck"]
+    listens = {"PREFECT_WORKER_WEBSERVER_HOST": servers.HOST, "PREFECT_WORKER_WEBSERVER_PORT": port}
+    worker = running.enter_context(servers.server("worker", command, f"http://{servers.HOST}:{port}/health", listens))
+    worker.wait()
+    address = f"{prefect}/deployments"
+    print(f"{'worker':8} runs what {address} starts", flush=True)
+    return "worker", address, worker
 
 
 def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:

@@ -1,0 +1,48 @@
+"""Serves the deployments of prefect.yaml without a work pool, until Ctrl-C; runs start in child processes.
+
+    python -m flows.serve
+
+A Prefect server that is configured (PREFECT_API_URL) is used; otherwise one is started, with its page on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from types import FrameType
+
+from flows import servers, ui
+from rlhf import anchors
+from rlhf.errors import run_command
+
+
+def main() -> int:
+    """Serves until Ctrl-C or SIGTERM; returns the exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    return run_command("serve", _serve)
+
+
+def _serve() -> None:
+    with suppress(KeyboardInterrupt), ExitStack() as running:
+        os.chdir(anchors.CHECKOUT)  # Prefect writes the flows' files down relative to where it runs
+        print("starting, which takes half a minute ...", flush=True)
+        name, address, own = ui.start_prefect(running)
+        if own:
+            own.wait()
+            running.enter_context(servers.configured(address))
+        print(f"{name:8} {address}", flush=True)
+        from prefect import serve
+
+        from flows import deployments
+
+        serve(*map(deployments.served, deployments.entries()))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
