@@ -52,7 +52,7 @@ repro: export STAGE = $(call given,stage)
 repro: $(STAMP) ## dvc repro with params.yaml as it is; stage=NAME stops there
 	@$(BIN)/dvc repro $$STAGE
 
-ui: $(STAMP) ## the Prefect and MLflow pages of this checkout, until Ctrl-C
+ui: $(STAMP) ## the Prefect and MLflow pages and a worker for the deployments, until Ctrl-C
 	@$(BIN)/python -m flows.ui
 
 ask: export QUESTION = $(value Q)
