@@ -95,15 +95,8 @@ lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgr
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		$(if $(upgrade),--upgrade) --output-file requirements.lock
 
-# Keeps in DVC's cache what the workspaces of this repository use now (git worktrees share the cache, hence -p) and
-# drops the rest, so older parameters are computed again. Also removes runs/ (stages run by hand with overrides) and
-# what killed stages left in .partial/. MLflow's runs, the registry and training states stay.
-gc: $(STAMP) ## free disk: DVC's cache of former runs, runs/, leftovers of killed stages
-	@set --; while IFS= read -r tree; do [ "$$tree" -ef . ] || set -- "$$@" -p "$$tree"; done \
-		< <(git worktree list --porcelain | sed -n 's/^worktree //p'); $(BIN)/dvc gc --workspace --force "$$@"
-	@rm -rf runs
-	@for left in .partial/*-*-* */.partial/*-*-*; do \
-		process="$${left#*-}"; kill -0 "$${process%%-*}" 2>/dev/null || rm -rf "$$left"; done
+gc: $(STAMP) ## free disk: workspaces of ended runs, DVC's cache of former runs, runs/, leftovers of killed stages
+	@$(BIN)/python -m flows.gc
 
 # The environment, MLflow's and Prefect's databases and DVC's cache stay: the next run restores what it can.
 clean: ## remove what the stages wrote and the tools' caches

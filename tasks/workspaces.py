@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,7 +67,9 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
             "allow_dirty, which records them and makes no champion"
         )
     path = directory() / name
-    with locks.exclusive(path.with_name(f"{name}.lock"), f"works in {path}: wait for it or stop it"):
+    with ExitStack() as held:
+        with locks.in_turn(sweep_lock()):  # a sweep that has begun is waited for
+            held.enter_context(locks.exclusive(lock_of(path), f"works in {path}: wait for it or stop it"))
         remove(path)
         _git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
         if diff:
@@ -78,7 +80,17 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
         _share_cache(path)
         yield Workspace(path, commit)
         remove(path)
-    path.with_name(f"{name}.lock").unlink(missing_ok=True)
+        lock_of(path).unlink(missing_ok=True)
+
+
+def lock_of(path: Path) -> Path:
+    """The lock file that the run in a workspace holds."""
+    return path.with_name(f"{path.name}.lock")
+
+
+def sweep_lock() -> Path:
+    """The lock file that is held while workspaces are swept, and for a moment by each run that begins."""
+    return directory() / "sweep.lock"
 
 
 def name_of(flow_run: str, identity: str) -> str:

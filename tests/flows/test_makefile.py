@@ -104,19 +104,6 @@ def test_a_move_of_the_champion_reaches_the_registry_as_it_is_written(checkout: 
     assert not (checkout / "stray").exists()
 
 
-def test_gc_leaves_what_a_stage_is_writing(checkout: Path) -> None:
-    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    places = (checkout / ".partial", checkout / "models/.partial")  # the second for models on a disk of their own
-    for place in places:
-        for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
-            (place / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
-    assert make("gc", directory=checkout).returncode == 0
-    for place in places:
-        assert [path.name for path in place.iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
-
-
 def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text((CHECKOUT / "Makefile").read_text())
     (tmp_path / "requirements.lock").touch()

@@ -48,7 +48,7 @@ def test_a_workspace_has_the_commit_and_the_main_checkouts_cache_and_goes_when_i
         assert Path(found) == checkout / ".dvc" / "cache"
         assert uncommitted(made.path) == b""
         assert interpreter(made.path) == Path(sys.executable)
-    assert list((checkout / ".workspaces").iterdir()) == []
+    assert [path.name for path in (checkout / ".workspaces").iterdir()] == ["sweep.lock"]
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
