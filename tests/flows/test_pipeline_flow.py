@@ -81,7 +81,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
+def _servers() -> Iterator[None]:
+    """Prefect's server, and MLflow's database, which two processes cannot make at the same time."""
+    MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).search_experiments()
     with servers.prefect_api() as wait:
         wait()
         yield
