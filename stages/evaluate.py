@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf import runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
@@ -39,10 +39,13 @@ def main(stage: Stage) -> None:
     curve, panel = (report.read_rows(stage.input(f"plots/{name}.csv")) for name in ("ppo", "panel"))
     if not curve:
         raise UserError("plots/ppo.csv: no rows: run dvc repro train_ppo")
-    tokenizer = checkpoints.load_tokenizer(directories["policy"])
+    tokenizers = {name: checkpoints.load_tokenizer(directory) for name, directory in directories.items()}
     device, dtype = runtime.device(params.runtime), runtime.matmul_dtype(params.runtime)
     models = {name: checkpoints.load_policy(directory).to(device) for name, directory in directories.items()}
-    sft, policy = (_evaluate(stage, name, sampling_copy(model, dtype), problems) for name, model in models.items())
+    sft, policy = (
+        _evaluate(stage, name, sampling_copy(models[name], dtype), tokenizers[name], problems) for name in MODELS
+    )
+    tokenizer = tokenizers["policy"]
     pair = divergence.Pair(**models, tokenizer=tokenizer, temperature=params.ppo.sampling.temperature, dtype=dtype)
     kls = _state_kls(stage, pair, policy["test"])
     method, confidence = params.verifier.method, params.evaluation.confidence
@@ -83,9 +86,14 @@ def _problems(stage: Stage, split: str) -> list[Problem]:
     return read_prepared(path)
 
 
-def _evaluate(stage: Stage, name: str, model: PreTrainedModel, problems: Mapping[str, list[Problem]]) -> Grades:
+def _evaluate(
+    stage: Stage,
+    name: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Mapping[str, list[Problem]],
+) -> Grades:
     """One model on every split."""
-    tokenizer = checkpoints.load_tokenizer(stage.input(f"models/{name}"))
     with runtime.progress(f"evaluate {MODELS[name]}", sum(map(len, problems.values()))) as bar:
         return {
             split: evaluate_model(model, tokenizer, rows, stage.params, on_rows=bar.advance)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import anchors, tracking
-from rlhf.evaluation.wording import accuracy, gain, percent
+from rlhf.evaluation.wording import accuracy, gain, p_value, percent
 from rlhf.stage import read_json
 
 NO_RUN = "none: the tracking server was out of reach"
@@ -70,7 +70,7 @@ def as_markdown(summary: Summary) -> str:
         row = summary.evaluation[split]
         lines.append(
             f"| {split} | {row['n']} | {accuracy(row['sft'])} | {accuracy(row['policy'])} "
-            f"| {gain(row)} | {row['p_value']:.2g} |"
+            f"| {gain(row)} | {p_value(row['p_value'])} |"
         )
     run = f"[{summary.run_id}]({run_link(summary.run_id)})" if summary.run_id else NO_RUN
     lines += [

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 
 from rlhf.evaluation.accuracy import Graded
-from rlhf.evaluation.statistics import DECIMALS, compare
+from rlhf.evaluation.statistics import DECIMALS, gain_interval, paired_table
 
 BUCKETS = 4
 
@@ -84,18 +84,19 @@ def buckets_csv(buckets: Sequence[LengthBucket]) -> str:
 def _bucket(
     lengths: Sequence[int], sft: Sequence[Graded], policy: Sequence[Graded], kls: Sequence[float], confidence: float
 ) -> LengthBucket:
-    compared = compare(sft, policy, method="", confidence=confidence)
+    table = paired_table([row.correct for row in sft], [row.correct for row in policy])
+    gain = gain_interval(table, confidence)
     return LengthBucket(
         shortest=min(lengths),
         longest=max(lengths),
-        n=len(lengths),
-        sft_accuracy=compared["sft"]["accuracy"],
-        policy_accuracy=compared["policy"]["accuracy"],
-        gain=compared["gain"],
-        gain_low=compared["gain_low"],
-        gain_high=compared["gain_high"],
-        sft_cut_off=compared["cut_off"]["sft"],
-        policy_cut_off=compared["cut_off"]["policy"],
+        n=table.n,
+        sft_accuracy=round(table.right_before / table.n, DECIMALS),
+        policy_accuracy=round(table.right_after / table.n, DECIMALS),
+        gain=round(table.gain, DECIMALS),
+        gain_low=round(gain.low, DECIMALS),
+        gain_high=round(gain.high, DECIMALS),
+        sft_cut_off=round(fmean(row.cut_off for row in sft), DECIMALS),
+        policy_cut_off=round(fmean(row.cut_off for row in policy), DECIMALS),
         sft_length=round(fmean(row.length for row in sft), DECIMALS),
         policy_length=round(fmean(row.length for row in policy), DECIMALS),
         kl=round(fmean(kls), DECIMALS),

@@ -18,7 +18,7 @@ from rlhf.evaluation import charts
 from rlhf.evaluation.accuracy import Graded
 from rlhf.evaluation.divergence import Divergence
 from rlhf.evaluation.length_buckets import LengthBucket
-from rlhf.evaluation.wording import percent
+from rlhf.evaluation.wording import p_value, percent
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -176,7 +176,9 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, points=points, visible=visible, tokens=tokens, indented=_indented)
+    environment.filters.update(
+        percent=percent, points=points, p_value=p_value, visible=visible, tokens=tokens, indented=_indented
+    )
     return environment.get_template(TEMPLATE.name).render(
         headline=headline(metrics["test"]),
         verdict=verdict(metrics["test"]),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+SMALLEST_P = 1e-6
+"""The metrics keep six decimals."""
+
 
 def percent(share: float) -> str:
     """0.3125 as "31.2 %"."""
@@ -24,3 +27,8 @@ def gain(split: Mapping[str, float]) -> str:
     """The gain of a split of `metrics/evaluation.json` in points, with its interval: "+42.0 [+37.0, +47.0]"."""
     low, high = signed_points(split["gain_low"]), signed_points(split["gain_high"])
     return f"{signed_points(split['gain'])} [{low}, {high}]"
+
+
+def p_value(p: float) -> str:
+    """A p-value at two digits; one that may have been rounded to 0 is no zero: "< 1e-06"."""
+    return f"{p:.2g}" if p >= SMALLEST_P else f"< {SMALLEST_P:g}"

@@ -45,7 +45,7 @@ def sample_iteration(
         model,
         tokenizer,
         prompts,
-        iteration_prompts([prompt.problem.steps for prompt in prompts], settings, seed, iteration),
+        iteration_prompts(prompts, settings, seed, iteration),
         settings.samples_per_prompt,
         settings.sampling,
         exact=settings.truncation == "exact",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.evaluation.wording import accuracy, gain, percent
+from rlhf.evaluation.wording import accuracy, gain, p_value, percent
 from rlhf.models.checkpoints import Manifest
 from rlhf.params import Data
 
@@ -102,7 +102,7 @@ def _results(evaluation: Mapping[str, Any], kl: float) -> str:
     for split in ("gate", "test"):
         row = evaluation[split]
         models = accuracy(row["sft"]), accuracy(row["policy"])
-        cells = [split, str(row["n"]), *models, gain(row), _p_value(row["p_value"])]
+        cells = [split, str(row["n"]), *models, gain(row), p_value(row["p_value"])]
         lines.append(f"| {' | '.join(cells)} |")
     shares = {"Cut off by the length limit": test["cut_off"], "without a number": test["parse_failures"]}
     lines += [
@@ -129,8 +129,3 @@ def _limits(manifest: Manifest, test: Mapping[str, Any], data: Data, max_new_tok
     if test["p_value"] > SIGNIFICANT:
         limits.insert(0, "No significant gain over its start was found on test.")
     return "\n".join(f"- {limit}" for limit in limits)
-
-
-def _p_value(p_value: float) -> str:
-    """The metrics file keeps six decimals."""
-    return f"{p_value:.2g}" if p_value else "< 1e-06"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.evaluation.wording import accuracy, gain, percent, signed_points
+from rlhf.evaluation.wording import accuracy, gain, p_value, percent, signed_points
 
 
 def test_shares_are_percentages_with_one_decimal():
@@ -13,3 +13,7 @@ def test_shares_are_percentages_with_one_decimal():
 def test_differences_carry_their_sign():
     assert (signed_points(0.42), signed_points(-0.051), signed_points(0)) == ("+42.0", "-5.1", "+0.0")
     assert gain({"gain": -0.02, "gain_low": -0.051, "gain_high": 0.0113}) == "-2.0 [-5.1, +1.1]"
+
+
+def test_a_p_value_that_was_rounded_away_is_no_zero():
+    assert [p_value(p) for p in (0.0, 9e-7, 1e-6, 0.0314, 1.0)] == ["< 1e-06", "< 1e-06", "1e-06", "0.031", "1"]

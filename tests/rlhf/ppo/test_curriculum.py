@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rlhf.data.gsm8k import Problem
 from rlhf.ppo.curriculum import iteration_prompts
+from rlhf.ppo.rollout import Prompt
 from tests.rlhf.ppo.toy import toy_params
 
 STEPS = [3, 1, 2, 1, 3, 2, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
 EASIEST_FIRST = [1, 3, 6, 9, 12, 15, 18, 2, 5, 7, 10, 13, 16, 19, 0, 4, 8, 11, 14, 17]
 
 
-def drawn(iteration: int, *overrides: str, seed: int = 0) -> list[int]:
-    return iteration_prompts(STEPS, toy_params(*overrides).ppo, seed, iteration).tolist()
+def drawn(iteration: int, *overrides: str, seed: int = 0, steps: Sequence[int] = STEPS) -> list[int]:
+    prompts = [Prompt(Problem("", "", None, "", count, ""), []) for count in steps]
+    return iteration_prompts(prompts, toy_params(*overrides).ppo, seed, iteration).tolist()
 
 
 def test_without_a_curriculum_five_iterations_of_eight_are_two_epochs_of_twenty() -> None:
@@ -34,7 +39,7 @@ def test_a_share_smaller_than_an_iteration_is_filled_up_from_the_next_easiest() 
 
 
 def test_fewer_prompts_than_an_iteration_come_again() -> None:
-    few = iteration_prompts([2, 1, 1], toy_params("ppo.curriculum_iterations=1").ppo, 0, 0).tolist()
+    few = drawn(0, "ppo.curriculum_iterations=1", steps=[2, 1, 1])
     assert len(few) == 8 and set(few) == {0, 1, 2}
 
 

@@ -39,8 +39,8 @@ def split(n: int, p_value: float) -> dict[str, Any]:
     }
 
 
-def card(manifest: Manifest = MANIFEST, lineage: dict[str, str] = LINEAGE, p: float = 1e-9, *choices: str) -> str:
-    evaluation = {"gate": split(400, 1e-9), "test": split(500, p)}
+def card(manifest: Manifest = MANIFEST, lineage: dict[str, str] = LINEAGE, p: float = 2e-5, *choices: str) -> str:
+    evaluation = {"gate": split(400, 3e-6), "test": split(500, p)}
     data = validate(compose(["scale=smoke", *choices])).data
     return render("my-policy", manifest, evaluation, {"best_iteration": 9, "iterations": 12}, 1.25, data, lineage, 128)
 
@@ -56,8 +56,8 @@ def test_it_says_what_made_the_policy_and_what_it_is_worth():
         "| data files (md5) | data/prepared/train.parquet `d1` |",
         "| code | commit `abc` |",
         "| seed | 3 |",
-        "| gate | 400 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 1e-09 |",
-        "| test | 500 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 1e-09 |",
+        "| gate | 400 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 3e-06 |",
+        "| test | 500 | 30.0 % [25.0, 35.0] | 72.0 % [70.0, 75.0] | +42.0 [+37.0, +47.0] | 2e-05 |",
         "Cut off by the length limit on test: 2.0 %; without a number on test: 1.5 %; KL to the start on sampled "
         "training prompts: 1.25 nats a sequence.",
         "- It reads questions of at most 160 tokens; it was evaluated with answers of at most 128.",
@@ -79,9 +79,9 @@ def test_a_changed_checkout_is_told():
 
 
 def test_each_source_of_data_is_named():
-    hub = card(MANIFEST, LINEAGE, 1e-9, "data=gsm8k", "data.hub.revision=e53f04")
+    hub = card(MANIFEST, LINEAGE, 2e-5, "data=gsm8k", "data.hub.revision=e53f04")
     assert "| data | openai/gsm8k (main, e53f04) of the hub, under its own license |" in hub
-    assert "local files in GSM8K's format" in card(MANIFEST, LINEAGE, 1e-9, "data=files")
+    assert "local files in GSM8K's format" in card(MANIFEST, LINEAGE, 2e-5, "data=files")
     templates = "come from a few templates"
     assert templates in card() and templates not in hub
 
