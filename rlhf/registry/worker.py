@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,7 @@ def load(directory: str) -> Callable[..., list[dict[str, Any]]]:
     """The `predict` of the model in `directory`; raises ValueError where its answers are not what a server needs."""
     import mlflow
 
+    warnings.simplefilter("ignore")  # MLflow asks for type hints, which would cost the signature its params
     predict: Callable[..., list[dict[str, Any]]] = mlflow.pyfunc.load_model(directory).predict
     (answer,) = predict([WARM_UP], params={"max_new_tokens": 1})
     if not isinstance(answer, dict) or not answer.keys() >= NEEDED:
