@@ -75,8 +75,7 @@ def main(stage: Stage) -> None:
 
     stage.log.log_metrics(flat(metrics))
     stage.log.log_artifact(page, "evaluation")
-    for split in SPLITS:
-        stage.log.log_text(report.samples_csv(sft[split], policy[split]), f"evaluation/{split}_samples.csv")
+    stage.log.log_table(*report.results_table(sft, policy), "eval_results_table.json")
     print(report.headline(metrics["test"]))
 
 

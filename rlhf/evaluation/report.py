@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,9 @@ from rlhf.evaluation.length_buckets import LengthBucket
 from rlhf.evaluation.wording import p_value, percent
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+
+Table = tuple[list[str], list[list[object]]]
+"""Columns and rows."""
 
 OUTCOMES = {
     "gained": "Wrong before, right after PPO",
@@ -139,18 +141,17 @@ def visible(text: str) -> str:
     return text or "∅"
 
 
-def samples_csv(sft: Sequence[Graded], policy: Sequence[Graded]) -> str:
-    """Every problem of a split with both answers, as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def results_table(sft: Mapping[str, Sequence[Graded]], policy: Mapping[str, Sequence[Graded]]) -> Table:
+    """Every problem of each split with both answers: the columns, and a row a problem."""
     answers = ("response", "correct", "parsed", "finished", "length")
-    writer.writerow(
-        ["question", "gold", "outcome", "too_long", *(f"{name}_{key}" for name in ("sft", "policy") for key in answers)]
-    )
-    for before, after in zip(sft, policy, strict=True):
-        row = [before.question, before.gold, outcome(before, after), before.too_long]
-        writer.writerow(row + [getattr(graded, key) for graded in (before, after) for key in answers])
-    return text.getvalue()
+    columns = ["split", "question", "gold", "outcome", "too_long"]
+    columns += [f"{name}_{key}" for name in ("sft", "policy") for key in answers]
+    rows: list[list[object]] = []
+    for split in sft:
+        for before, after in zip(sft[split], policy[split], strict=True):
+            row = [split, before.question, before.gold, outcome(before, after), before.too_long]
+            rows.append(row + [getattr(graded, key) for graded in (before, after) for key in answers])
+    return columns, rows
 
 
 def render(

@@ -33,7 +33,7 @@ class Log:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self.texts: dict[str, str] = {}
+        self.tables: dict[str, tuple[list[str], list[list[object]]]] = {}
         self.artifacts: list[str] = []
         self.datasets: list[tuple[str, str, str]] = []
 
@@ -41,8 +41,8 @@ class Log:
         assert step is None
         self.metrics.update(values)
 
-    def log_text(self, text: str, name: str) -> None:
-        self.texts[name] = text
+    def log_table(self, columns: list[str], rows: list[list[object]], name: str) -> None:
+        self.tables[name] = (columns, rows)
 
     def log_artifact(self, path: Path, folder: str = "") -> None:
         assert path.exists()
@@ -164,8 +164,11 @@ def test_logs_numbers_samples_report_and_datasets(stage: Stage, log: Log) -> Non
     assert log.metrics["test/policy_accuracy"] == 1.0
     assert log.metrics["gate/sft_accuracy"] == 0.5
     assert log.artifacts == ["evaluation/index.html"]
-    samples = list(csv.DictReader(log.texts["evaluation/test_samples.csv"].splitlines()))
-    assert [row["outcome"] for row in samples] == ["both_right", "gained", "gained", "gained"]
+    columns, rows = log.tables["eval_results_table.json"]
+    results = [dict(zip(columns, row, strict=True)) for row in rows]
+    outcomes = [row["outcome"] for row in results if row["split"] == "test"]
+    assert outcomes == ["both_right", "gained", "gained", "gained"]
+    assert len(results) == sum(COUNTS.values())
     assert log.datasets == [("gate.parquet", "gate", "evaluation"), ("test.parquet", "test", "evaluation")]
 
 

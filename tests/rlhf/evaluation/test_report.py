@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import csv
-import io
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,7 +19,7 @@ from rlhf.evaluation.report import (
     pick_samples,
     points,
     render,
-    samples_csv,
+    results_table,
     verdict,
     visible,
 )
@@ -256,24 +254,25 @@ def test_samples_do_not_depend_on_the_order_of_the_file() -> None:
     assert all(outcome(sample.sft, sample.policy) == sample.outcome for sample in turned)
 
 
-def test_samples_csv_holds_every_problem() -> None:
-    sft = [graded('a "quoted", question\nin two lines', False, "none")]
-    rows = list(csv.DictReader(io.StringIO(samples_csv(sft, [replace(sft[0], correct=True, response="#### 1")]))))
-    assert rows == [
-        {
-            "question": 'a "quoted", question\nin two lines',
-            "gold": "1",
-            "outcome": "gained",
-            "too_long": "False",
-            "sft_response": "none",
-            "sft_correct": "False",
-            "sft_parsed": "True",
-            "sft_finished": "True",
-            "sft_length": "7",
-            "policy_response": "#### 1",
-            "policy_correct": "True",
-            "policy_parsed": "True",
-            "policy_finished": "True",
-            "policy_length": "7",
-        }
-    ]
+def test_the_table_of_results_holds_every_problem() -> None:
+    sft = graded('a "quoted", question\nin two lines', False, "none")
+    policy = replace(sft, correct=True, response="#### 1")
+    columns, rows = results_table({"gate": [sft], "test": [sft, sft]}, {"gate": [policy], "test": [sft, policy]})
+    assert dict(zip(columns, rows[0], strict=True)) == {
+        "split": "gate",
+        "question": 'a "quoted", question\nin two lines',
+        "gold": "1",
+        "outcome": "gained",
+        "too_long": False,
+        "sft_response": "none",
+        "sft_correct": False,
+        "sft_parsed": True,
+        "sft_finished": True,
+        "sft_length": 7,
+        "policy_response": "#### 1",
+        "policy_correct": True,
+        "policy_parsed": True,
+        "policy_finished": True,
+        "policy_length": 7,
+    }
+    assert [(row[0], row[3]) for row in rows] == [("gate", "gained"), ("test", "both_wrong"), ("test", "gained")]

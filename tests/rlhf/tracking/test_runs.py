@@ -73,6 +73,13 @@ def test_artifacts_and_data_sets_lie_with_the_run(store, tmp_path, monkeypatch):
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "evaluation")]
 
 
+def test_a_table_is_one_of_mlflows(store):
+    with tracking.stage_run("evaluate", {}) as run:
+        run.log_table(["question", "correct"], [["1 + 1 = ?", False], ["“2” + 2?", True]], "results.json")
+    table = store.load_table(store.get_run(run.id).info.experiment_id, "results.json", [run.id])
+    assert table.to_dict("list") == {"question": ["1 + 1 = ?", "“2” + 2?"], "correct": [False, True]}
+
+
 def test_every_point_arrives_once_with_its_step_and_moment(store):
     before = time.time_ns() // 1_000_000
     with tracking.stage_run("train_ppo", {}) as run:
