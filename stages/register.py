@@ -32,7 +32,10 @@ MAKERS = {"models/policy": "train_ppo", "metrics/evaluation.json": "evaluate"}
 def main(stage: Stage) -> None:
     params, policy = stage.params, stage.input("models/policy")
     name, limit = params.registry.name, params.ppo.sampling.max_new_tokens
-    ppo = stage.read_json("metrics/ppo.json", lambda found: {key: int(found[key]) for key in PPO})
+    ppo, validation = stage.read_json(
+        "metrics/ppo.json",
+        lambda found: ({key: int(found[key]) for key in PPO}, float(found["best"]["validation_accuracy"])),
+    )
     kl = stage.read_text("plots/ppo.csv", lambda curve: kl_of_selected(curve, ppo["best_iteration"]))
     evaluation, metrics = stage.read_json("metrics/evaluation.json", lambda found: (found, scores(found)))
     method = evaluation["gate"]["method"]
@@ -48,7 +51,7 @@ def main(stage: Stage) -> None:
     version = version or versions.register_policy(
         policy,
         name=name,
-        metrics=metrics | {"ppo.best_iteration": ppo["best_iteration"], "kl": kl},
+        metrics=metrics | {"validation.accuracy": validation, "ppo.best_iteration": ppo["best_iteration"], "kl": kl},
         lineage=lineage(stage, manifest, found),
         max_new_tokens=limit,
         run=stage.log,

@@ -93,6 +93,7 @@ def register_policy(
             for lost in versions:
                 print(f"register: the files of {name} version {lost.version} are gone: registering it anew", flush=True)
             logged = _log_model(registry, directory, metrics, max_new_tokens, run)
+            _show_maker(registry, logged, lineage)
             tags = {key: str(value) for key, value in {**lineage, **metrics, "policy_hash": policy_hash}.items()}
             found = _create_version(registry, name, logged, tags)
             if not _has_same_bytes(found, directory):
@@ -106,15 +107,14 @@ def register_policy(
 def _log_model(
     registry: MlflowClient, directory: Path, metrics: Mapping[str, float], max_new_tokens: int, run: Run
 ) -> ModelInfo:
-    """Uploads the policy as a logged model of `run`, which is made for it."""
+    """Uploads the policy as a logged model of `run`, which is made for it and whose metrics become the model's."""
     import mlflow
     from mlflow.exceptions import MlflowException
     from mlflow.models import Model
 
     run.log_metrics(metrics)
-    if not run.id:
+    if not (run.id and run.flush()):
         raise MlflowException("no run can be made")
-    run.flush()
     mlflow.set_experiment(experiment_id=registry.get_run(run.id).info.experiment_id)
     with patience(), _scratch() as place, _without_links(directory) as plain:
         constraints = place / "constraints.txt"
@@ -130,6 +130,15 @@ def _log_model(
             signature=_signature(max_new_tokens),
             pip_requirements=[*_requirements(LOCK_FILE), f"-c {constraints}"],
         )
+
+
+def _show_maker(registry: MlflowClient, logged: ModelInfo, lineage: Mapping[str, object]) -> None:
+    """Lists the model among the outputs of the run that trained it, and names that run beside the model's metrics."""
+    from mlflow.entities import LoggedModelOutput
+
+    if trained := str(lineage.get("train_ppo_run_id", "")):
+        registry.log_outputs(trained, [LoggedModelOutput(logged.model_id, step=0)])
+        registry.set_logged_model_tags(logged.model_id, {"train_ppo_run_id": trained})
 
 
 def _signature(max_new_tokens: int) -> ModelSignature:

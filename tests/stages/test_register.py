@@ -41,6 +41,9 @@ CURVE = "iteration,kl_sequence\n0,\n1,0\n2,0.5\n3,0.75\n4,1.25\n"
 MERITS = "gain on gate +62.5 points, p 0.031"
 
 
+PPO_METRICS = {"best_iteration": 3, "iterations": 4, "best": {"validation_accuracy": 0.625}}
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
     return save_policy(tmp_path_factory.mktemp("models") / "policy")
@@ -53,7 +56,7 @@ def workspace(tmp_path, monkeypatch, policy) -> Path:
     shutil.copytree(policy, tmp_path / "models/policy")
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics/evaluation.json").write_text(json.dumps(EVALUATION))
-    (tmp_path / "metrics/ppo.json").write_text('{"best_iteration": 3, "iterations": 4}')
+    (tmp_path / "metrics/ppo.json").write_text(json.dumps(PPO_METRICS))
     for path, text in {"plots/ppo.csv": CURVE, "reports/evaluation/gate.csv": ANSWERS}.items():
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text(text)
@@ -167,6 +170,21 @@ def test_the_card_tells_of_the_commit_that_made_the_policy(workspace, store, mon
     monkeypatch.setattr(tracking, "git_tags", lambda: {"mlflow.source.git.commit": "another"})
     run_stage("register", main, [])
     assert contents(store) == before
+
+
+def test_the_logged_model_carries_its_metrics_and_names_the_run_that_trained_it(workspace, store):
+    policy_md5 = dvc_md5(workspace / "models/policy")
+    with tracking.stage_run("train_ppo", {}) as trained:
+        trained.tag_outs({"models/policy": policy_md5})
+    run_stage("register", main, [])
+    source = store.get_model_version_by_alias(model_name(), "candidate").source
+    model = store.get_logged_model(source.removeprefix("models:/"))
+    metrics = {metric.key: metric.value for metric in model.metrics}
+    assert len(metrics) == len(model.metrics)
+    shown = {"validation.accuracy": 0.625, "gate.policy_accuracy": 0.875, "test.p_value": 0.002, "kl": 1.25}
+    assert {key: metrics.get(key) for key in shown} == shown
+    assert model.tags["train_ppo_run_id"] == trained.id
+    assert [out.model_id for out in store.get_run(trained.id).outputs.model_outputs] == [model.model_id]
 
 
 def test_the_version_tells_scores_and_lineage(workspace, store):
