@@ -1,4 +1,4 @@
-"""PPO in two processes does what it does in one: the same experience, gradient, weights and decisions."""
+"""PPO in several processes does what it does in one: the same experience, gradient, weights and decisions."""
 
 from __future__ import annotations
 
@@ -259,15 +259,19 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("size", "overrides"),
     [
-        ("kl=adaptive",),
-        ("critic=separate", "ppo.critic.warmup_iterations=2", "ppo.micro_batch_size=3"),
-        ("ppo.lora.rank=2",),
-        ("kl=adaptive", STRATEGIES[1]),
+        (2, ("kl=adaptive",)),
+        (2, ("critic=separate", "ppo.critic.warmup_iterations=2", "ppo.micro_batch_size=3")),
+        (2, ("ppo.lora.rank=2",)),
+        (2, ("kl=adaptive", STRATEGIES[1])),
+        (3, ("ppo.prompts_per_iteration=6", STRATEGIES[0])),
+        (3, ("ppo.prompts_per_iteration=6", STRATEGIES[1])),
     ],
 )
-def test_two_processes_killed_and_resumed_equal_two_never_killed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_processes_killed_and_resumed_equal_those_never_killed(
+    tmp_path: Path, size: int, overrides: tuple[str, ...]
+) -> None:
     def run(ranks: Ranks, place: Path, kill_at: int | None = None) -> dict[str, Tensor]:
         def kill(row: dict[str, float]) -> None:
             if row["iteration"] == kill_at:
@@ -291,10 +295,10 @@ def test_two_processes_killed_and_resumed_equal_two_never_killed(tmp_path: Path,
 
     for name in ("never", "killed"):
         (tmp_path / name).mkdir()
-    whole = in_ranks(tmp_path / "ranks1", never)
-    in_ranks(tmp_path / "ranks2", killed)
-    again = in_ranks(tmp_path / "ranks3", resumed)
-    assert same(whole[0], whole[1]) and same(again[0], again[1]) and same(again[0], whole[0])
+    whole = in_ranks(tmp_path / "ranks1", never, size)
+    in_ranks(tmp_path / "ranks2", killed, size)
+    again = in_ranks(tmp_path / "ranks3", resumed, size)
+    assert all(same(found, whole[0]) for found in [*whole, *again])
     states = [(tmp_path / name / state.STATE_FILE).read_bytes() for name in ("never", "killed")]
     assert states[0] == states[1]
 
