@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf import anchors
+from rlhf import anchors, locks
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,11 +45,15 @@ def client(uri: str) -> MlflowClient:
 
     Raises sqlite3.Error or OSError where a sqlite database cannot be opened, which MLflow would try for 100 seconds.
     """
-    if database := anchors.sqlite_file(uri.partition("?")[0]):
-        database.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("PRAGMA schema_version")  # reads the file
-    return quiet_mlflow().MlflowClient(uri)
+    mlflow = quiet_mlflow()
+    database = anchors.sqlite_file(uri.partition("?")[0])
+    if database is None:
+        return mlflow.MlflowClient(uri)
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA schema_version")  # reads the file
+    with locks.in_turn(database.parent / ".cache" / "tracking.lock"):  # two that make its tables at once break it
+        return mlflow.MlflowClient(uri)
 
 
 def is_remote(uri: str) -> bool:
