@@ -19,6 +19,9 @@ from rlhf.params.section import (
     Size,
 )
 
+LARGEST_ERROR = 0.2
+"""Share of the target that an adaptive KL coefficient reacts to at most (Ziegler et al., 2019)."""
+
 
 class Sampling(Section):
     """How responses are drawn in rollouts; evaluation shares the length limit and the stop strings."""
@@ -199,6 +202,16 @@ class Ppo(Section):
         rows = self.prompts_per_iteration * self.samples_per_prompt
         if rows % self.minibatches:
             raise ValueError(f"minibatches must divide prompts_per_iteration x samples_per_prompt = {rows}")
+        return self
+
+    @model_validator(mode="after")
+    def _the_coefficient_stays_above_0(self) -> Ppo:
+        rows = self.prompts_per_iteration * self.samples_per_prompt
+        if self.kl.kind == "adaptive" and self.kl.horizon <= LARGEST_ERROR * rows:
+            raise ValueError(
+                f"kl.horizon={self.kl.horizon:g} would let one iteration turn the coefficient negative: take more than "
+                f"{LARGEST_ERROR:g} x prompts_per_iteration x samples_per_prompt = {LARGEST_ERROR * rows:g}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -176,6 +176,10 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"ppo__kl__place": "loss"}, "ppo.kl: estimator=k1 in the loss has a gradient of mean zero"),
         ({"ppo__kl__kind": "adaptive", "ppo__kl__coef": 0}, "ppo.kl: kind=adaptive multiplies the coefficient"),
         (
+            {"ppo__kl__kind": "adaptive", "ppo__kl__horizon": 51.2},
+            "ppo: kl.horizon=51.2 would let one iteration turn the coefficient negative: take more than 0.2 x",
+        ),
+        (
             {
                 "ppo__reward__source": "mixture",
                 "ppo__reward__reads": "models/reward",
