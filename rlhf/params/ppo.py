@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlhf.params.section import (
+    LARGEST,
     NOTHING,
     REWARD_MODEL_PATH,
     Count,
@@ -17,6 +18,7 @@ from rlhf.params.section import (
     Section,
     Share,
     Size,
+    Temperature,
 )
 
 LARGEST_ERROR = 0.2
@@ -26,7 +28,7 @@ LARGEST_ERROR = 0.2
 class Sampling(Section):
     """How responses are drawn in rollouts; evaluation shares the length limit and the stop strings."""
 
-    temperature: Positive
+    temperature: Temperature
     """Sampling temperature; log-probabilities are taken at it too."""
     top_p: Annotated[float, Field(gt=0, le=1)]
     """Draw from the fewest tokens that hold this share of the probability; 1 draws from all."""
@@ -165,7 +167,7 @@ class Ppo(Section):
     """The ratio's trust interval begins at 1 - clip_low."""
     clip_high: Positive
     """The ratio's trust interval ends at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None
+    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None
     """Bound on the ratio's effect where the advantage is negative; null sets none."""
     target_kl: Positive | None
     """Approximate KL of a minibatch to the rollout's policy that ends an iteration's update; null never does."""
@@ -183,7 +185,7 @@ class Ppo(Section):
     """With top_p or top_k, train on the `full` distribution or `exact`ly on the kept tokens, renormalised."""
     importance: Literal["auto", "on", "off"]
     """Weigh tokens by trainer's over sampler's probability; `auto` does so where their precisions differ."""
-    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    importance_cap: Annotated[float, Field(ge=1, le=LARGEST)]
     """Largest such weight."""
     eval_every: Count
     """Iterations between validations; iteration 0 and the last are always validated."""

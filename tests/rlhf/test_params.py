@@ -84,6 +84,7 @@ def test_every_number_has_bounds(key):
         assert f"{key}: " in refusal(**{name: -(10**9)})
     if int in types_of(LEAVES[key].annotation):
         assert f"{key}: " in refusal(**{name: 10**10})
+    assert f"{key}: " in refusal(**{name: 1e39})  # more than float32 holds
 
 
 @pytest.mark.parametrize("key", [key for key, field in LEAVES.items() if types_of(field.annotation) == {Literal}])
