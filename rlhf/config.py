@@ -122,7 +122,7 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     except MissingConfigException as error:
         choices = ", ".join(error.options or ())
         raise UsageError(f"{' '.join(overrides)}: {first_line(error)}: take one of {choices}") from None
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: for `=1`
         hint = "conf/ has the groups, python -m rlhf.config help lists the keys"
         raise UsageError(f"{' '.join(overrides)}: {first_line(error)}: {hint}") from None
     validate(raw, "composed params")

@@ -9,6 +9,7 @@ as well.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def write_metrics(stage: Stage, done: Progress) -> None:
         "best_iteration": done.best_iteration,
         "best": best,
         "initial": validated(done.rows[0]),
-        "final": {name: round(value, 6) for name, value in done.rows[-1].items() if value == value},
+        "final": {name: round(value, 6) for name, value in done.rows[-1].items() if math.isfinite(value)},
     }
     write_json(stage.output("metrics/ppo.json"), metrics)
     with stage.output("plots/ppo.csv").open("w", newline="") as file:

@@ -20,11 +20,11 @@ from rlhf.params.section import (
     Count,
     Fit,
     Name,
-    Positive,
     Section,
     Seed,
     Share,
     Size,
+    Temperature,
 )
 
 __all__ = [
@@ -207,7 +207,7 @@ class Preferences(Section):
     """Train questions to sample answers for."""
     samples: Annotated[int, Field(ge=2, le=MOST)]
     """Answers a question."""
-    temperature: Positive
+    temperature: Temperature
     """Sampling temperature."""
     max_new_tokens: Count
     """Longest answer in tokens."""

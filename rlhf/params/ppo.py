@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlhf.params.section import (
+    LARGEST,
     NOTHING,
     REWARD_MODEL_PATH,
     Count,
@@ -17,13 +18,17 @@ from rlhf.params.section import (
     Section,
     Share,
     Size,
+    Temperature,
 )
+
+LARGEST_ERROR = 0.2
+"""Share of the target that an adaptive KL coefficient reacts to at most (Ziegler et al., 2019)."""
 
 
 class Sampling(Section):
     """How responses are drawn in rollouts; evaluation shares the length limit and the stop strings."""
 
-    temperature: Positive
+    temperature: Temperature
     """Sampling temperature; log-probabilities are taken at it too."""
     top_p: Annotated[float, Field(gt=0, le=1)]
     """Draw from the fewest tokens that hold this share of the probability; 1 draws from all."""
@@ -162,7 +167,7 @@ class Ppo(Section):
     """The ratio's trust interval begins at 1 - clip_low."""
     clip_high: Positive
     """The ratio's trust interval ends at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None
+    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None
     """Bound on the ratio's effect where the advantage is negative; null sets none."""
     target_kl: Positive | None
     """Approximate KL of a minibatch to the rollout's policy that ends an iteration's update; null never does."""
@@ -180,7 +185,7 @@ class Ppo(Section):
     """With top_p or top_k, train on the `full` distribution or `exact`ly on the kept tokens, renormalised."""
     importance: Literal["auto", "on", "off"]
     """Weigh tokens by trainer's over sampler's probability; `auto` does so where their precisions differ."""
-    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    importance_cap: Annotated[float, Field(ge=1, le=LARGEST)]
     """Largest such weight."""
     eval_every: Count
     """Iterations between validations; iteration 0 and the last are always validated."""
@@ -199,6 +204,16 @@ class Ppo(Section):
         rows = self.prompts_per_iteration * self.samples_per_prompt
         if rows % self.minibatches:
             raise ValueError(f"minibatches must divide prompts_per_iteration x samples_per_prompt = {rows}")
+        return self
+
+    @model_validator(mode="after")
+    def _the_coefficient_stays_above_0(self) -> Ppo:
+        rows = self.prompts_per_iteration * self.samples_per_prompt
+        if self.kl.kind == "adaptive" and self.kl.horizon <= LARGEST_ERROR * rows:
+            raise ValueError(
+                f"kl.horizon={self.kl.horizon:g} would let one iteration turn the coefficient negative: take more than "
+                f"{LARGEST_ERROR:g} x prompts_per_iteration x samples_per_prompt = {LARGEST_ERROR * rows:g}"
+            )
         return self
 
     @model_validator(mode="after")

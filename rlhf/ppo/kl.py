@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlhf.params import Kl
+from rlhf.params.ppo import LARGEST_ERROR
 
-LARGEST_ERROR = 0.2
 KlForm = Literal["k1", "k2", "k3", "ratio_k1", "ratio_k3"]
 
 

@@ -11,6 +11,7 @@ from rlhf.data.answers import is_correct
 from rlhf.params import Params
 from rlhf.ppo.advantages import explained_variance
 from rlhf.ppo.kl import estimates
+from rlhf.ppo.rewards import deviation
 from rlhf.ppo.rollout import Experience, Rollout
 from rlhf.ppo.update import UpdateStats
 
@@ -30,7 +31,7 @@ def of_rollout(params: Params, rollout: Rollout, experience: Experience, scores:
     k1, k2, k3 = (float(k.sum(dtype=torch.float64)) for k in kl)
     return {
         "score": float(scores.mean()),
-        "score_std": float(scores.std(correction=0)),
+        "score_std": deviation(scores),
         "accuracy": sum(correct) / len(correct) if correct else math.nan,
         "kl_token": k1 / tokens,
         "kl_sequence": k1 / sequences,

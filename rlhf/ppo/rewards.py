@@ -74,8 +74,13 @@ def whiten_scores(scores: Tensor) -> Tensor:
 
     The mean is kept because it is what tells a good iteration from a bad one (Ziegler et al., 2019).
     """
-    mean, std = scores.mean(), scores.std(correction=0)
-    return scores if float(std) == 0 else (scores - mean) / std + mean
+    mean, std = scores.mean(), deviation(scores)
+    return (scores - mean) / std + mean if std else scores
+
+
+def deviation(scores: Tensor) -> float:
+    """The population deviation of scores (B,): exactly 0 where none differs, whatever their mean rounds to."""
+    return 0.0 if float(scores.max()) == float(scores.min()) else float(scores.std(correction=0))
 
 
 def token_rewards(scores: Tensor, kl: Tensor, batch: TokenBatch, coef: float) -> Tensor:

@@ -15,11 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf import faults, locks
+from rlhf.errors import UserError, first_line
 from rlhf.hashes import dvc_md5
 from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
@@ -78,10 +79,22 @@ def save(directory: Path, learner: Learner, progress: Progress) -> None:
 
 
 def load(directory: Path, learner: Learner) -> Progress:
-    """The state in `directory`, put into the learner; a fresh one where there is none."""
+    """The state in `directory`, put into the learner; a fresh one where there is none.
+
+    Raises UserError where the file is broken or not this run's.
+    """
     path = directory / STATE_FILE
     if not path.is_file():
         return Progress()
+    try:
+        return _read(path, learner)
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{path}: no whole training state of this run ({first_line(error)}): remove it to train from the start"
+        ) from error
+
+
+def _read(path: Path, learner: Learner) -> Progress:
     with safe_open(path, framework="pt", device="cpu") as file:
         meta = json.loads(file.metadata()["progress"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

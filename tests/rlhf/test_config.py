@@ -142,6 +142,7 @@ def test_a_file_that_somebody_changed_is_noticed(tmp_path):
         (["~ppo.kl"], ["ppo.kl: missing"]),
         (["ppo.lr=-1", "seed=-3"], ["seed: ", "ppo.lr: "]),
         (["ppo.lr=1,2"], ["ppo.lr=1,2"]),
+        (["=1"], ["=1: Config group override must be a string"]),
         (["ppo.lr=${nope}"], ["'nope' not found"]),
         (["tiny"], ["tiny"]),
         (["--help"], ["--help"]),

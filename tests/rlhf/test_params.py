@@ -84,6 +84,7 @@ def test_every_number_has_bounds(key):
         assert f"{key}: " in refusal(**{name: -(10**9)})
     if int in types_of(LEAVES[key].annotation):
         assert f"{key}: " in refusal(**{name: 10**10})
+    assert f"{key}: " in refusal(**{name: 1e39})  # more than float32 holds
 
 
 @pytest.mark.parametrize("key", [key for key, field in LEAVES.items() if types_of(field.annotation) == {Literal}])
@@ -175,6 +176,10 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"ppo__kl__estimator": "k3"}, "ppo.kl: estimator=k3 has no place in the reward"),
         ({"ppo__kl__place": "loss"}, "ppo.kl: estimator=k1 in the loss has a gradient of mean zero"),
         ({"ppo__kl__kind": "adaptive", "ppo__kl__coef": 0}, "ppo.kl: kind=adaptive multiplies the coefficient"),
+        (
+            {"ppo__kl__kind": "adaptive", "ppo__kl__horizon": 51.2},
+            "ppo: kl.horizon=51.2 would let one iteration turn the coefficient negative: take more than 0.2 x",
+        ),
         (
             {
                 "ppo__reward__source": "mixture",

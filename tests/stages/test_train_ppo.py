@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from safetensors.torch import load
 
 from rlhf import config
 from rlhf.data.gsm8k import Problem, write_prepared
+from rlhf.ppo.trainer import Progress
+from stages import train_ppo
 from tasks.supervisor import descendants
 from tests.policies import save_policy
 
@@ -75,6 +79,22 @@ def run(command: list[str], workspace: Path, *overrides: str) -> tuple[int, str,
 def outputs(workspace: Path) -> dict[str, bytes]:
     (place,) = (workspace / "runs" / "train_ppo").iterdir()
     return {name: (place / name).read_bytes() for name in OUTPUTS}
+
+
+def test_a_number_that_is_not_finite_does_not_cost_the_run_its_outputs(tmp_path: Path) -> None:
+    def output(name: str) -> Path:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        return tmp_path / name
+
+    rows = [
+        {"iteration": 0.0, "validation_accuracy": 0.5},
+        {"iteration": 1.0, "value_loss": float("inf"), "accuracy": float("nan"), "score": 0.25},
+    ]
+    stage = SimpleNamespace(output=output, log=SimpleNamespace(log_metrics=lambda _: None))
+    train_ppo.write_metrics(stage, Progress(iteration=1, rows=rows))  # type: ignore[arg-type]
+    final = json.loads((tmp_path / "metrics/ppo.json").read_text())["final"]
+    assert final == {"iteration": 1.0, "score": 0.25}
+    assert "inf" in (tmp_path / "plots/ppo.csv").read_text()
 
 
 def numbers(table: bytes) -> list[float]:

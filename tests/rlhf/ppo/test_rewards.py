@@ -12,7 +12,15 @@ from rlhf.data.gsm8k import Problem
 from rlhf.models.batches import TokenBatch, pad
 from rlhf.models.reward_model import Normalisation, from_policy, raw_scores
 from rlhf.params import Reward
-from rlhf.ppo.rewards import MixtureScorer, RewardModelScorer, VerifierScorer, task_scores, token_rewards, whiten_scores
+from rlhf.ppo.rewards import (
+    MixtureScorer,
+    RewardModelScorer,
+    VerifierScorer,
+    deviation,
+    task_scores,
+    token_rewards,
+    whiten_scores,
+)
 from tests.tiny_models import EOS, PAD, random_tokens, tiny_model
 
 
@@ -64,6 +72,14 @@ def test_whitened_scores_have_deviation_one_and_keep_their_mean() -> None:
     """Mean 2.5, population deviation 1.5."""
     assert whiten_scores(torch.tensor([1.0, 4.0, 1.0, 4.0])).tolist() == pytest.approx([1.5, 3.5, 1.5, 3.5])
     assert whiten_scores(torch.full((3,), 0.7)).equal(torch.full((3,), 0.7))
+
+
+@pytest.mark.parametrize("rows", [3, 7, 11, 256, 299])
+@pytest.mark.parametrize("score", [0.1, 0.7, -0.35])
+def test_equal_scores_have_no_deviation_though_their_mean_is_rounded(rows: int, score: float) -> None:
+    equal = torch.full((rows,), score)
+    assert deviation(equal) == 0
+    assert whiten_scores(equal).equal(equal)
 
 
 def test_the_verifier_gives_one_for_the_right_number_and_a_bonus_for_one_well_formed_answer() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from rlhf.errors import UserError
 from rlhf.ppo import state
@@ -67,6 +69,34 @@ def test_killed_after_an_iteration_and_resumed_equals_never_killed(
         train(toy(tmp_path, *overrides, on_iteration=kill).loop(), Progress())
     assert_equal(resume(tmp_path, *overrides), never)
     assert (tmp_path / state.STATE_FILE).read_bytes() == bytes_of_never
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def without_progress(path: Path) -> None:
+    save_file({"weight/x": torch.zeros(1)}, path)
+
+
+def of_another_model(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata, names = file.metadata(), list(file.keys())
+    save_file({name: torch.zeros(3) for name in names}, path, metadata=metadata)
+
+
+@pytest.mark.parametrize("spoil", [truncated, empty, without_progress, of_another_model])
+def test_a_broken_or_foreign_state_is_refused_by_its_file(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    made = toy(tmp_path, "ppo.iterations=1")
+    train(made.loop(), Progress())
+    path = tmp_path / state.STATE_FILE
+    spoil(path)
+    with pytest.raises(UserError, match=rf"^{path}: no whole training state of this run \(.+\): remove it"):
+        state.load(tmp_path, toy(tmp_path, "ppo.iterations=1").learner)
 
 
 def test_killed_within_an_iteration_starts_it_again(tmp_path: Path) -> None:
