@@ -38,9 +38,10 @@ from rlhf.stage import Stage, run_stage, write_json
 
 # fmt: off
 CURVE = (
-    "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3", "approx_kl",
-    "clip_fraction", "policy_loss", "value_loss", "explained_variance", "entropy", "response_length", "cut_off", "lr",
-    "kl_coef", "mismatch", "importance", "cut_mass", "ptx_loss", "steps", "validation_score",
+    "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3",
+    "kl_k2_sequence", "kl_k3_sequence", "approx_kl", "clip_fraction", "policy_loss", "value_loss",
+    "explained_variance", "entropy", "response_length", "cut_off", "lr", "kl_coef", "mismatch",
+    "importance", "cut_mass", "ptx_loss", "steps", "validation_score",
 )
 # fmt: on
 

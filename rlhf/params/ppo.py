@@ -207,6 +207,15 @@ class Ppo(Section):
         return self
 
     @model_validator(mode="after")
+    def _trains_the_policy(self) -> Ppo:
+        if self.critic.warmup_iterations >= self.iterations:
+            raise ValueError(
+                f"critic.warmup_iterations={self.critic.warmup_iterations} leaves no iteration that trains the policy: "
+                f"take fewer than iterations={self.iterations}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_coefficient_stays_above_0(self) -> Ppo:
         rows = self.prompts_per_iteration * self.samples_per_prompt
         if self.kl.kind == "adaptive" and self.kl.horizon <= LARGEST_ERROR * rows:

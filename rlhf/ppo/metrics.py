@@ -37,6 +37,8 @@ def of_rollout(params: Params, rollout: Rollout, experience: Experience, scores:
         "kl_sequence": k1 / sequences,
         "kl_k2": k2 / tokens,
         "kl_k3": k3 / tokens,
+        "kl_k2_sequence": k2 / sequences,
+        "kl_k3_sequence": k3 / sequences,
         "explained_variance": explained_variance(experience.values, experience.returns, mask),
         "response_length": tokens / sequences,
         "cut_off": 1 - float(rollout.finished.float().mean()),

@@ -126,6 +126,7 @@ def test_the_curve_has_a_row_an_iteration(pipeline: Pipeline) -> None:
     # fmt: off
     assert set(rows[0]) == {
         "iteration", "score", "accuracy", "validation_accuracy", "kl_token", "kl_sequence", "kl_k2", "kl_k3",
+        "kl_k2_sequence", "kl_k3_sequence",
         "approx_kl", "clip_fraction", "policy_loss", "value_loss", "explained_variance", "entropy",
         "response_length", "cut_off", "lr", "kl_coef", "mismatch", "importance", "cut_mass", "ptx_loss", "steps",
         "validation_score",

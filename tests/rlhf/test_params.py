@@ -177,6 +177,10 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"ppo__kl__place": "loss"}, "ppo.kl: estimator=k1 in the loss has a gradient of mean zero"),
         ({"ppo__kl__kind": "adaptive", "ppo__kl__coef": 0}, "ppo.kl: kind=adaptive multiplies the coefficient"),
         (
+            {"ppo__iterations": 3, "ppo__critic__warmup_iterations": 3},
+            "ppo: critic.warmup_iterations=3 leaves no iteration that trains the policy: take fewer than iterations=3",
+        ),
+        (
             {"ppo__kl__kind": "adaptive", "ppo__kl__horizon": 51.2},
             "ppo: kl.horizon=51.2 would let one iteration turn the coefficient negative: take more than 0.2 x",
         ),

@@ -19,7 +19,7 @@ from rlhf.ppo.trainer import Progress, train
 from tests.rlhf.ppo.toy import Toy, tokenizer, toy_params
 from tests.tiny_models import tiny_model
 
-ONE_STEP = ("ppo.iterations=1", "ppo.epochs=1", "ppo.minibatches=1", "ppo.micro_batch_size=4")
+ONE_STEP = ("ppo.iterations=2", "ppo.epochs=1", "ppo.minibatches=1", "ppo.micro_batch_size=4")
 
 
 @pytest.fixture(scope="module")

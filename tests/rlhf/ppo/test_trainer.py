@@ -140,7 +140,8 @@ def test_rows_hold_what_the_curves_need() -> None:
     for row in rows[1:]:
         assert set(wanted.split()) <= row.keys()
         assert all(math.isfinite(value) for value in row.values())
-        assert row["kl_sequence"] == pytest.approx(row["kl_token"] * row["response_length"])
+        for token, sequence in (("kl_token", "kl_sequence"), ("kl_k2", "kl_k2_sequence"), ("kl_k3", "kl_k3_sequence")):
+            assert row[sequence] == pytest.approx(row[token] * row["response_length"])
         assert row["mismatch"] < 1e-5 and row["first_log_ratio"] < 1e-4
         assert 0 < row["cut_off"] < 1 and 1 <= row["response_length"] <= 8
     assert rows[1]["kl_token"] == pytest.approx(0, abs=1e-6)
