@@ -91,7 +91,7 @@ lint: $(STAMP) ## ruff, mypy, import contracts
 	@$(BIN)/lint-imports
 
 lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgrade=1 takes newer versions
-	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-annotate --quiet \
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-annotate --quiet \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		$(if $(upgrade),--upgrade) --output-file requirements.lock
 
