@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlhf import anchors, locks
+from rlhf.redaction import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -100,7 +101,7 @@ def reason(error: BaseException) -> str:
     """What the error at the root of `error` says, in one line: MLflow wraps a refused connection in paragraphs."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return redact(" ".join(str(error).split()))[:200] or type(error).__name__
 
 
 def is_refusal(error: Exception) -> bool:
