@@ -21,8 +21,8 @@ SHORTEST = 6
 """Characters that a variable's value has at least to be masked: shorter ones are found inside ordinary words."""
 
 SECRET_NAME = re.compile(r"(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|AUTH_STRING|(?:^|_)KEY)$", re.IGNORECASE)
-OWN_PREFIX = "RLHF_"
-"""The names of this project's own variables, none of which holds a secret but in a URI."""
+HARMLESS = ("RLHF_PARENT_RUN_KEY",)
+"""Names that only sound so: a run's key is its name."""
 PATTERNS = (
     re.compile(r"(?P<before>://[^\s/:@]*:)[^\s/]+(?=@)"),
     re.compile(r"(?P<before>[?&][\w-]*(?:password|token|secret|key|signature)=)[^\s&'\"]+", re.IGNORECASE),
@@ -92,7 +92,7 @@ def _of_environment() -> Iterator[tuple[str, str]]:
 
 
 def _secrets(name: str, value: str) -> Iterator[str]:
-    if SECRET_NAME.search(name) and not name.startswith(OWN_PREFIX):
+    if SECRET_NAME.search(name) and name not in HARMLESS:
         yield from (line.strip() for line in value.splitlines())  # logs come in lines, keys in several
         user, separator, password = value.partition(":")
         if separator and user and name.upper().endswith("AUTH_STRING"):

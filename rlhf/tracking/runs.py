@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from rlhf import anchors, faults
 from rlhf.hashes import dvc_md5
-from rlhf.tracking import server
 from rlhf.redaction import redact
+from rlhf.tracking import server
 from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import Record, Writer
 from rlhf.tracking.sections import flatten, params_of

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf import anchors, locks
+from rlhf import access, anchors, locks
 from rlhf.redaction import redact
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 def quiet_mlflow() -> ModuleType:
-    """The mlflow package without its chatter, telemetry and patience."""
-    for name, value in (PATIENCE | SILENCE).items():
+    """The mlflow package without its chatter, telemetry and patience, and with the log-in of our own servers."""
+    for name, value in (PATIENCE | SILENCE | access.for_clients()).items():
         os.environ.setdefault(name, value)
     import mlflow
 
