@@ -26,7 +26,7 @@ unexport $(WORDS) Q overrides
 # Debian packages beyond git and make, for the tests that use them.
 SYSTEM_PACKAGES ?= postgresql
 
-.PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock gc clean system-deps
+.PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock lock-cpu gc clean system-deps
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -91,9 +91,16 @@ lint: $(STAMP) ## ruff, mypy, import contracts
 	@$(BIN)/lint-imports
 
 lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgrade=1 takes newer versions
-	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-annotate --quiet \
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-annotate --quiet \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		$(if $(upgrade),--upgrade) --output-file requirements.lock
+
+# The same versions, torch without GPU libraries; from PyTorch's own index, so this one is not committed.
+lock-cpu: $(STAMP) ## requirements-cpu.lock, for a container image without GPU libraries (Dockerfile)
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --generate-hashes --no-annotate --quiet \
+		--python-platform linux --constraint requirements.lock --torch-backend cpu \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock-cpu" \
+		--output-file requirements-cpu.lock
 
 gc: $(STAMP) ## free disk: workspaces of ended runs, DVC's cache of former runs, runs/, leftovers of killed stages
 	@$(BIN)/python -m flows.gc

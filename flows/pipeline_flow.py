@@ -25,6 +25,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation.statistics import flat
 from rlhf.hub import OutOfReachError
 from rlhf.params import Params
+from rlhf.redaction import redacted_errors
 from tasks import references, summary, workspaces
 from tasks.dvc_stages import RETRIES, RETRY_DELAY_SECONDS, Outcome, mend_rwlock, retries, run_stage, upstream
 from tasks.processes import run_lines
@@ -67,6 +68,7 @@ def pipeline_in_place(overrides: list[str]) -> Summary:
     return _run(config.compose(overrides), overrides, Workspace(CHECKOUT))
 
 
+@redacted_errors()
 def _run(raw: dict[str, Any], overrides: Sequence[str], workspace: Workspace) -> Summary:
     """Writes params.yaml and brings every stage of the workspace up to date."""
     params, path = config.validate(raw), workspace.path

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from rlhf import anchors
+from rlhf import access, anchors
 from rlhf.errors import UserError
 from tasks.processes import supervised
 
@@ -38,6 +38,8 @@ def set_prefect_environment() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", str(HEARTBEAT_SECONDS))
     os.environ.setdefault("DO_NOT_TRACK", "true")
+    for name, value in access.for_clients().items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def prefect_api() -> Iterator[Callable[[], None]]:
     application = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "error"]
     command = [sys.executable, "-m", *application, "--host", HOST, "--port", str(port)]
     address = f"http://{HOST}:{port}"
-    with configured(address), server("prefect", command, f"{address}/api/health") as own:
+    with configured(address), server("prefect", command, f"{address}/api/health", access.for_prefect()) as own:
         try:
             yield own.wait
         finally:
@@ -112,7 +114,10 @@ class Server:
 def server(
     name: str, command: Sequence[str], health: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Starts `command`, which serves the URL `health`, and ends it on leaving. Its output is in runs/servers/."""
+    """Starts `command`, which serves the URL `health`, and ends it on leaving. Its output is in runs/servers/.
+
+    `environ` is laid over this process's environment.
+    """
     log = anchors.main_checkout() / "runs" / "servers" / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with (

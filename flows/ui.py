@@ -4,6 +4,7 @@
 
 A server that is configured already (PREFECT_API_URL, MLFLOW_TRACKING_URI) is named and not started a second time;
 nor does a worker start then: who may run what is that server's matter.
+Where RLHF_PASSWORD is set, both ask for a log-in (rlhf/access.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from flows import servers
-from rlhf import anchors
+from rlhf import access, anchors
 from rlhf.errors import run_command
 from tasks.summary import MLFLOW_UI_PORT
 
@@ -40,7 +43,8 @@ def _serve() -> None:
         if own_prefect:
             running.enter_context(servers.configured(prefect))
             started.append(_worker(running, prefect))
-        print("Ctrl-C stops them", flush=True)
+        log_in = f"log in as {access.USER} with ${access.VARIABLE}; " if access.password() else ""
+        print(f"{log_in}Ctrl-C stops them", flush=True)
         while True:
             for _, _, own in started:
                 if own:
@@ -60,7 +64,8 @@ def start_prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     servers.require_free(PREFECT_UI_PORT)
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST]
     command += ["--port", str(PREFECT_UI_PORT), "--log-level", "WARNING"]
-    return "Prefect", address, running.enter_context(servers.server("prefect", command, f"{address}/api/health"))
+    own = servers.server("prefect", command, f"{address}/api/health", access.for_prefect())
+    return "Prefect", address, running.enter_context(own)
 
 
 def _worker(running: ExitStack, prefect: str) -> tuple[str, str, servers.Server]:
@@ -86,9 +91,12 @@ def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     address = f"http://{servers.HOST}:{MLFLOW_UI_PORT}"
     servers.require_free(MLFLOW_UI_PORT)
     command = [sys.executable, "-m", "mlflow", "server", "--host", servers.HOST, "--port", str(MLFLOW_UI_PORT)]
-    command += ["--workers", "1", "--backend-store-uri", uri]
-    command += ["--default-artifact-root", anchors.artifact_root().as_uri()]
-    return "MLflow", address, running.enter_context(servers.server("mlflow", command, f"{address}/health"))
+    command += ["--workers", "1", "--default-artifact-root", anchors.artifact_root().as_uri()]
+    environ = {"MLFLOW_BACKEND_STORE_URI": uri}  # not for a process list to show: it may hold a password
+    if access.password():
+        command += ["--app-name", "basic-auth"]
+        environ |= access.for_mlflow(Path(running.enter_context(TemporaryDirectory())))
+    return "MLflow", address, running.enter_context(servers.server("mlflow", command, f"{address}/health", environ))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -21,18 +21,30 @@ from pydantic import BaseModel, ValidationError
 
 from rlhf.errors import UsageError, UserError, first_line, run_command
 from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory
+from rlhf.redaction import secret_in
 
 PARAMS_FILE = Path("params.yaml")
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 
 
 def validate(raw: object, origin: str = str(PARAMS_FILE)) -> Params:
-    """`raw` as typed params; raises UsageError that names every key at fault."""
+    """`raw` as typed params; raises UsageError that names every key at fault, and for a secret among the values."""
+    _refuse_secrets(raw, origin)
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
         faults = "; ".join(_fault(e["loc"], e["msg"]) for e in error.errors())
         raise UsageError(f"{origin}: {faults} (python -m rlhf.config help lists every key)") from None
+
+
+def _refuse_secrets(values: object, origin: str, key: str = "") -> None:
+    """Raises UsageError where a text holds a secret: params are hashed, tracked and shown."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            _refuse_secrets(value, origin, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, str | list | tuple) and (secret := secret_in(str(values))):
+        advice = "keep secrets in environment variables, which the libraries read by themselves"
+        raise UsageError(f"{origin}: {key}: holds {secret}, and params are written down everywhere: {advice}")
 
 
 def _fault(location: Sequence[int | str], message: str) -> str:

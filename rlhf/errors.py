@@ -9,16 +9,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from rlhf.redaction import redact
+
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class UserError(Exception):
     """One line that names the parameter, file or server at fault, what is wrong with it, and what to do.
 
-    A command prints the message alone and exits with `exit_code`: never a traceback.
+    A command prints the message alone and exits with `exit_code`: never a traceback. Secrets in it are masked.
     """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 class UsageError(UserError):
@@ -47,7 +52,7 @@ def run_command(
     except Exception as error:
         line, code = _disk_fault(error) or _unexpected(name, error), 1
     if speaks():
-        print(f"{name}: {' '.join(line.splitlines())}", file=sys.stderr, flush=True)
+        print(f"{name}: {redact(' '.join(line.splitlines()))}", file=sys.stderr, flush=True)
     return code
 
 
@@ -76,7 +81,7 @@ def _unexpected(name: str, error: Exception) -> str:
     log = Path("runs") / f"{name}-error.log"
     try:
         log.parent.mkdir(exist_ok=True)
-        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        log.write_text(redact("".join(traceback.format_exception(error))), encoding="utf-8")
     except OSError as fault:
         log = Path(f"no log ({fault.strerror})")
     return f"{type(error).__name__}: {first_line(error)}: not expected, please report it with {log}"

@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 from rlhf import anchors, config, locks, tracking
 from rlhf.errors import UserError
 from rlhf.params import Params
+from rlhf.redaction import redacted_errors
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
@@ -58,6 +59,7 @@ class Outcome:
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+@redacted_errors()
 def run_stage(name: str, parent: str, workspace: Path = anchors.CHECKOUT) -> Outcome:
     """Brings the stage `name` of `workspace`'s dvc.yaml up to date, below the tracked run with the key `parent`.
 

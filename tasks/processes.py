@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rlhf.redaction import redact
 from tasks import supervisor
 
 END_SECONDS = supervisor.GRACE_SECONDS + supervisor.DEPUTY_SECONDS + 5
@@ -93,9 +94,12 @@ def run_lines(
     environ: Mapping[str, str],
     terms: Terms = Terms(),
 ) -> int:
-    """Runs `command` to its end, gives each line of its output to `on_line` as it comes, and returns the exit code."""
+    """Runs `command` to its end, gives each line of its output to `on_line` as it comes, and returns the exit code.
+
+    Secrets in the lines are masked.
+    """
     with supervised(command, directory=directory, environ=environ, terms=terms) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            on_line(line.rstrip())
+            on_line(redact(line.rstrip()))
         return process.wait()

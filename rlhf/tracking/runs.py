@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from rlhf import anchors, faults
 from rlhf.hashes import dvc_md5
+from rlhf.redaction import redact
 from rlhf.tracking import server
 from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import Record, Writer
@@ -56,7 +57,7 @@ class Run:
             "server": self._sender.server,
             "start": _now(),
             "parent": parent,
-            "tags": dict(tags),
+            "tags": _redacted(tags),
         }
         self._early: list[Record] = []
         self.log_params(params)
@@ -100,12 +101,12 @@ class Run:
 
     def log_params(self, values: Mapping[str, object]) -> None:
         """Logs params under dotted keys; a value longer than MLflow keeps is cut."""
-        texts = {key: str(value)[:MAX_VALUE] for key, value in flatten(values).items()}
+        texts = {key: redact(str(value))[:MAX_VALUE] for key, value in flatten(values).items()}
         self._log({"op": "params", "values": texts})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Sets tags."""
-        self._log({"op": "tags", "values": dict(tags)})
+        self._log({"op": "tags", "values": _redacted(tags)})
 
     def tag_outs(self, outs: Mapping[str, str]) -> None:
         """Tags the run with the hash of each output, by which other runs find it."""
@@ -122,7 +123,7 @@ class Run:
     def log_text(self, text: str, name: str) -> None:
         """Logs `text` as the artifact `name`."""
         folder, _, file = name.rpartition("/")
-        self._log({"op": "artifact", "path": self.begin().add_text(text, file), "folder": folder})
+        self._log({"op": "artifact", "path": self.begin().add_text(redact(text), file), "folder": folder})
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], name: str) -> None:
         """Logs a table as the artifact `name` (.json), which MLflow's pages show and compare between runs."""
@@ -285,6 +286,10 @@ def _ended(run: Run, on_demand: bool) -> Iterator[None]:
     finally:
         if run.is_begun or not on_demand:
             run.close(status)
+
+
+def _redacted(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: redact(value) for key, value in tags.items()}
 
 
 def _tags(name: str, package: str) -> dict[str, str]:

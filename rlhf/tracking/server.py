@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf import anchors, locks
+from rlhf import access, anchors, locks
+from rlhf.redaction import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,8 +31,8 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 def quiet_mlflow() -> ModuleType:
-    """The mlflow package without its chatter, telemetry and patience."""
-    for name, value in (PATIENCE | SILENCE).items():
+    """The mlflow package without its chatter, telemetry and patience, and with the log-in of our own servers."""
+    for name, value in (PATIENCE | SILENCE | access.for_clients()).items():
         os.environ.setdefault(name, value)
     import mlflow
 
@@ -100,7 +101,7 @@ def reason(error: BaseException) -> str:
     """What the error at the root of `error` says, in one line: MLflow wraps a refused connection in paragraphs."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return redact(" ".join(str(error).split()))[:200] or type(error).__name__
 
 
 def is_refusal(error: Exception) -> bool:

@@ -38,11 +38,14 @@ stages:
     always_changed: true
 """
 
-# Trains at once, fails, or goes on and on: as the file `manner` says.
+# Trains at once, fails, tells a secret, or goes on and on: as the file `manner` says.
 TRAIN_PPO = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 manner = pathlib.Path("manner").read_text()
 print("train_ppo: loading")
+if manner == "leak":
+    print("train_ppo: token", os.environ["PLANTED_TOKEN"])
+    sys.exit(f"train_ppo: log-in with {os.environ['PLANTED_TOKEN']} refused: ask for another")
 if manner == "fail":
     sys.exit("train_ppo: models/sft: broken: make it again")
 while pathlib.Path("manner").read_text() == "slow":
@@ -125,6 +128,26 @@ def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     assert failed.returncode == 1
     assert f"{'evaluate':20}unchanged" in out.splitlines()
     assert err == "pipeline: train_ppo: models/sft: broken: make it again\n"
+
+
+def test_a_planted_secret_reaches_neither_screen_nor_server_nor_disk(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "planted-a1b2c3"
+    monkeypatch.setenv("PLANTED_TOKEN", secret)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    out, err = pipeline(checkout, "leak", "scale=smoke").communicate(timeout=PATIENCE_SECONDS)
+    assert f"{'train_ppo':20}token ***" in out.splitlines()
+    assert err == "pipeline: train_ppo: log-in with *** refused: ask for another\n"
+    databases = [tmp_path / "mlflow.db", *(tmp_path / "prefect").glob("prefect.db*")]
+    assert all(
+        any(b"log-in with *** refused" in file.read_bytes() for file in databases if file.match(name))
+        for name in ("mlflow.db", "prefect.db*")
+    )
+    written = [file for place in (checkout, tmp_path) for file in place.rglob("*") if file.is_file()]
+    assert [file for file in written if secret.encode() in file.read_bytes()] == []
+    assert secret not in out
 
 
 def test_a_second_run_is_refused_and_changed_params_stop_the_first(checkout: Path) -> None:

@@ -1,0 +1,44 @@
+"""Whether the pipeline can run here: the servers that it is told to use answer, and it may write where it has to.
+
+    python -m flows.health
+
+Says nothing and exits with 0 where all is well. The container image's health check.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from urllib.request import urlopen
+
+from rlhf import anchors
+from rlhf.errors import UserError, run_command
+
+ANSWER_SECONDS = 10.0
+SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+"""The variables that may name a server, each with /health below it."""
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    return run_command("health", check)
+
+
+def check() -> None:
+    """Raises UserError for the first thing that is missing."""
+    for place in (anchors.CHECKOUT, anchors.main_checkout(), anchors.state_dir()):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise UserError(f"{place}: cannot be written: let user {os.getuid()} write there")
+    for variable in SERVERS:
+        address = os.environ.get(variable, "")
+        if not address.startswith(("http://", "https://")):
+            continue
+        try:
+            urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise UserError(f"{variable}={address}: {reason}: start that server") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Keeps secrets out of what is shown and kept: log lines, errors, params, tags, artifacts.
+
+A secret is the value of an environment variable whose name says so, such as HF_TOKEN; the password in a URI that any
+variable holds; and what stands where a URI or an HTTP header has its password. Secrets belong into the environment, or
+into files that the libraries read by themselves; never into params, which are written down everywhere: `rlhf.config`
+refuses them there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+MASK = "***"
+SHORTEST = 6
+"""Characters that a variable's value has at least to be masked: shorter ones are found inside ordinary words."""
+
+SECRET_NAME = re.compile(r"(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|AUTH_STRING|(?:^|_)KEY)$", re.IGNORECASE)
+HARMLESS = ("RLHF_PARENT_RUN_KEY",)
+"""Names that only sound so: a run's key is its name."""
+PATTERNS = (
+    re.compile(r"(?P<before>://[^\s/:@]*:)[^\s/]+(?=@)"),
+    re.compile(r"(?P<before>[?&][\w-]*(?:password|token|secret|key|signature)=)[^\s&'\"]+", re.IGNORECASE),
+    re.compile(r"(?P<before>authorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer)\s+)[^\s'\"]+", re.IGNORECASE),
+)
+
+
+def redact(text: str) -> str:
+    """`text` with every secret in it replaced by `MASK`."""
+    for pattern in PATTERNS:
+        text = pattern.sub(rf"\g<before>{MASK}", text)
+    for _, value in sorted(_of_environment(), key=lambda found: -len(found[1])):
+        text = text.replace(value, MASK)
+    return text
+
+
+def secret_in(text: str) -> str | None:
+    """What secret `text` holds, in words that do not show it; None where it has none."""
+    if any(pattern.search(text) for pattern in PATTERNS):
+        return "a password"
+    name = next((name for name, value in _of_environment() if value in text), None)
+    return name and f"the secret in the environment variable {name}"
+
+
+def redact_logs() -> None:
+    """Has every log record of this process made without secrets, whoever logs it and wherever it goes."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, "redacts", False):
+        return
+
+    def redacting(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit: the handler reports it
+            return record
+        if (clean := redact(message)) != message:
+            record.msg, record.args = clean, ()
+        if record.exc_info:  # a formatter takes the text that is there already
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        return record
+
+    redacting.redacts = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(redacting)
+
+
+@contextmanager
+def redacted_errors() -> Iterator[None]:
+    """Whatever is raised inside, its messages hold no secret: for functions whose errors a server is told of."""
+    try:
+        yield
+    except BaseException as error:
+        link: BaseException | None = error
+        while link is not None:
+            link.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in link.args)
+            link = link.__cause__ or link.__context__
+        raise
+
+
+def _of_environment() -> Iterator[tuple[str, str]]:
+    """Name and secret value of the environment's variables, as written and as a URI writes it."""
+    for name, value in os.environ.items():
+        for secret in _secrets(name, value):
+            for form in {secret, quote(secret, safe="")}:
+                if len(form) >= SHORTEST:
+                    yield name, form
+
+
+def _secrets(name: str, value: str) -> Iterator[str]:
+    if SECRET_NAME.search(name) and name not in HARMLESS:
+        yield from (line.strip() for line in value.splitlines())  # logs come in lines, keys in several
+        user, separator, password = value.partition(":")
+        if separator and user and name.upper().endswith("AUTH_STRING"):
+            yield password
+    elif "://" in value and "@" in value:
+        password = _password(value)
+        yield from {password, unquote(password)}
+
+
+def _password(uri: str) -> str:
+    try:
+        return urlsplit(uri).password or ""
+    except ValueError:  # not a URI after all
+        return ""
