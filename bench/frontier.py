@@ -37,7 +37,7 @@ class Preferences(NamedTuple):
     samples: int
 
 
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 PREFERENCES = (Preferences(800, 4), Preferences(3600, 6))
 COEFFICIENTS = (0.02, 0.05, 0.2)
 SETTING = ("ppo.iterations=20", "ppo.eval_every=1")
