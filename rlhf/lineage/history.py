@@ -78,7 +78,7 @@ def read(uri: str) -> tuple[History, dict[str, bytes]]:
         version = registry.get_model_version(model.name, number)
         found = records.read(version)
         aliases = tuple(sorted(alias for alias, holder in model.aliases.items() if str(holder) == number))
-        return history_of(version, aliases, found, _stages(registry, found)), found
+        return history_of(version, aliases, found, _stages(registry, version, found)), found
 
 
 def history_of(
@@ -126,11 +126,12 @@ def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
     return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
 
 
-def _stages(registry: MlflowClient, found: Mapping[str, bytes]) -> tuple[StageRun, ...]:
+def _stages(registry: MlflowClient, version: ModelVersion, found: Mapping[str, bytes]) -> tuple[StageRun, ...]:
+    """Each stage with the run that registering noted, or else the latest that made the same outputs."""
     runs = []
     for stage, entry in lock_stages(found).items():
         outs = hashes(entry.get("outs", []))
-        run_id = tracking.find_run_by_outs(stage, outs)
+        run_id = version.tags.get(f"{stage}_run_id") or tracking.find_run_by_outs(stage, outs)
         tags = registry.get_run(run_id).data.tags if run_id else {}
         runs.append(StageRun(stage, run_id, outs, machine.of_tags(tags)))
     return tuple(runs)

@@ -59,8 +59,9 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         "tokens": tokenise(request["policy"], request["pairs"]),
         "scores": score(request["reward"], rows, batch_size=len(rows)),
         "scores_alone": score(request["reward"], rows, batch_size=1),
-        "served": list(mlflow.pyfunc.load_model(request["model_uri"]).predict(questions)),
         "ours": [name for name in sys.modules if name.partition(".")[0] in ("rlhf", "stages", "tasks", "flows")],
+        # Last, for it brings the code that was registered with it.
+        "served": [answer["text"] for answer in mlflow.pyfunc.load_model(request["model_uri"]).predict(questions)],
     }
 
 

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from uuid import uuid4
 
+import mlflow
 import pytest
 import yaml
 from mlflow import MlflowClient
@@ -74,6 +75,7 @@ def test_artifacts_and_data_sets_lie_with_the_run(store, tmp_path, monkeypatch):
 
 
 def test_a_table_is_one_of_mlflows(store):
+    mlflow.set_tracking_uri(anchors.tracking_uri())  # which `load_table` asks, whatever its client's
     with tracking.stage_run("evaluate", {}) as run:
         run.log_table(["question", "correct"], [["1 + 1 = ?", False], ["“2” + 2?", True]], "results.json")
     table = store.load_table(store.get_run(run.id).info.experiment_id, "results.json", [run.id])
