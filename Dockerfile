@@ -17,10 +17,10 @@ FROM base AS environment
 # --build-arg UV_TORCH_BACKEND=cpu
 ARG LOCK=requirements.lock
 ARG UV_TORCH_BACKEND
-ENV UV_LINK_MODE=copy
+ENV UV_LINK_MODE=copy UV_CACHE_DIR=/cache/uv PIP_CACHE_DIR=/cache/pip
 WORKDIR /home/rlhf/project
 COPY ${LOCK} .venv.lock
-RUN --mount=type=cache,target=/root/.cache \
+RUN --mount=type=cache,target=/cache \
     python -m venv .venv \
     && sed -n '/^uv==/,/[^\\]$/p' .venv.lock > .venv/uv.txt \
     && .venv/bin/python -m pip install --quiet --require-hashes --no-deps -r .venv/uv.txt \
