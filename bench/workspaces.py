@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from rlhf import anchors, config, locks
+from rlhf import anchors, config, locks, process
 from rlhf.errors import UserError
 from rlhf.stage import override_place
 from tasks.processes import supervised
@@ -33,7 +32,7 @@ RESULTS = anchors.CHECKOUT / "bench" / "results"
 @contextmanager
 def measuring(name: str, code: Sequence[str] = CODE) -> Iterator[Path]:
     """The directory of the measurement `name` for the code as it is; nobody else measures there meanwhile."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     root = anchors.CHECKOUT / ".cache" / name / code_key(anchors.CHECKOUT, code)
     with locks.exclusive(root / "lock", "measures here: wait for it or stop it"):
         yield root
@@ -139,7 +138,3 @@ def _copy_code(root: Path, code: Sequence[str]) -> Path:
             copy(source, target)
         written.replace(copied)
     return copied
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

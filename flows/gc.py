@@ -15,8 +15,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from flows.pipeline import LOCK
 from rlhf import anchors, locks
+from rlhf.anchors import PIPELINE_LOCK as LOCK
 from rlhf.errors import UserError, run_command
 from tasks import workspaces
 

@@ -31,7 +31,7 @@ def check() -> None:
             raise UserError(f"{place}: cannot be written: let user {os.getuid()} write there")
     for variable in SERVERS:
         address = os.environ.get(variable, "")
-        if not address.startswith(("http://", "https://")):
+        if not anchors.is_remote(address):
             continue
         try:
             urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()

@@ -14,17 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from flows import servers
 from rlhf import anchors, config, locks, process
+from rlhf.anchors import PIPELINE_LOCK as LOCK
 from rlhf.errors import UsageError, run_command
 from rlhf.tracking.server import quiet_mlflow
 from tasks.processes import end_with_parent
-
-LOCK = Path(".cache/pipeline.lock")
-"""Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print((__doc__ or "").strip())
         return 0
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     interrupted = "interrupted: every stage that was done stays done, run it again to go on"
     return run_command("pipeline", lambda: _run(_overrides(arguments)), interrupted)
 
@@ -70,10 +66,6 @@ def _run(overrides: list[str]) -> None:
             console.end_line()
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     print(f"\nPipeline done in {minutes} min {seconds} s\n{as_text(summary)}")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

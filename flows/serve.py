@@ -11,16 +11,15 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, suppress
-from types import FrameType
 
 from flows import servers, ui
-from rlhf import anchors
+from rlhf import anchors, process
 from rlhf.errors import run_command
 
 
 def main() -> int:
     """Serves until Ctrl-C or SIGTERM; returns the exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     return run_command("serve", _serve)
 
 
@@ -38,10 +37,6 @@ def _serve() -> None:
         from flows import deployments
 
         serve(*map(deployments.served, deployments.entries()))
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 
 from flows import servers
-from rlhf import access, anchors
+from rlhf import access, anchors, process
 from rlhf.errors import run_command
 from tasks.summary import MLFLOW_UI_PORT
 
@@ -27,7 +26,7 @@ PREFECT_UI_PORT = 4200
 
 def main() -> int:
     """Starts what is not running yet, prints the addresses and waits; returns the exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     return run_command("ui", _serve)
 
 
@@ -86,7 +85,7 @@ def _worker(running: ExitStack, prefect: str) -> tuple[str, str, servers.Server]
 def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     """MLflow's page, likewise."""
     uri = anchors.tracking_uri()
-    if uri.startswith(("http://", "https://")):
+    if anchors.is_remote(uri):
         return "MLflow", uri, None
     address = f"http://{servers.HOST}:{MLFLOW_UI_PORT}"
     servers.require_free(MLFLOW_UI_PORT)
@@ -97,10 +96,6 @@ def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:
         command += ["--app-name", "basic-auth"]
         environ |= access.for_mlflow(Path(running.enter_context(TemporaryDirectory())))
     return "MLflow", address, running.enter_context(servers.server("mlflow", command, f"{address}/health", environ))
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 """The checkout that this code runs from, which may be a worktree."""
 UNCOMMITTED = Path(".cache/uncommitted.patch")
 """In a workspace that was made with uncommitted changes: these, on top of its commit."""
+PIPELINE_LOCK = Path(".cache/pipeline.lock")
+"""Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
 
 
 @cache
@@ -75,6 +77,11 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(place).absolute() if separator and not prefix and not place.startswith(":") else None
 
 
+def is_remote(uri: str) -> bool:
+    """Whether `uri` is a server's rather than a database's."""
+    return uri.lower().startswith(("http://", "https://"))
+
+
 def with_driver(uri: str) -> str:
     """A `postgresql://` URI with the driver that we install: SQLAlchemy's own choice varies by version."""
     scheme, separator, rest = uri.partition("://")
@@ -82,13 +89,14 @@ def with_driver(uri: str) -> str:
 
 
 def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
-    """Standard output of a git command in `directory`, stripped; None where git is missing or refuses.
-
-    Variables such as GIT_DIR, which a git hook sets, would name another repository and are left out.
-    """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Standard output of a git command in `directory`, stripped; None where git is missing or refuses."""
     command = ["git", "-C", str(directory), *arguments]
     try:
-        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, env=git_environment(), capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def git_environment() -> dict[str, str]:
+    """This process's environment without variables such as GIT_DIR: a git hook's would name another repository."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -1,4 +1,4 @@
-"""The two ends of a short process: it loads thousands of modules, and leaves them behind.
+"""The two ends of a short process: it loads thousands of modules, and leaves them behind, or is told to by a signal.
 
 While libraries load, Python's collector walks over all of their objects again and again; when the process ends, Python
 takes every one apart. Together that took a third of a stage's time beside its work.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
+from types import FrameType
 
 _status: int | None = None
 
@@ -31,6 +33,16 @@ def leave_with(status: int) -> None:
     """Says with which exit code the process is about to end, so that it may leave without taking itself apart."""
     global _status
     _status = status
+
+
+def interrupt_on(*signals: signal.Signals) -> None:
+    """Has these signals raise KeyboardInterrupt in the main thread, as Ctrl-C does."""
+    for number in signals:
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _leave() -> None:

@@ -170,9 +170,9 @@ def run_stage(
 
     Where `processes` tells more than one, and torchrun did not start them, they are started here.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
-        signal.signal(signal.SIGINT, _interrupt)
+        process.interrupt_on(signal.SIGINT)
     given = sys.argv[1:] if arguments is None else arguments
 
     def command() -> int:
@@ -268,7 +268,3 @@ def _ignore_signals() -> None:
     """From here on Ctrl-C and SIGTERM come too late: a stage whose outputs are in place must not end as failed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt

@@ -93,8 +93,8 @@ def lineage(stage: Stage, manifest: Manifest, found: Records) -> dict[str, objec
 
 def trained_on(workspace: Path) -> dict[str, str]:
     """Hashes of the data and checkpoints that `train_ppo` read, if `dvc.lock` tells of this very policy."""
-    deps = records.locked(workspace).get("train_ppo", {}).get("deps", [])
-    return {dep["path"]: dep["md5"] for dep in deps if dep["path"].startswith(("data/", "models/"))}
+    deps = records.hashes(records.locked(workspace).get("train_ppo", {}).get("deps", []))
+    return {path: md5 for path, md5 in deps.items() if path.startswith(("data/", "models/"))}
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, BinaryIO
 
-from rlhf import anchors, locks
+from rlhf import anchors, locks, process
+from rlhf.anchors import PIPELINE_LOCK
 from rlhf.errors import UserError, run_command
 from rlhf.hashes import sha256_file
 from rlhf.registry.server import lock_all, model_names
@@ -35,7 +35,6 @@ from tasks.databases import Database, database, move_aside
 FORMAT = 1
 MANIFEST, ARTIFACTS = "manifest.json", "artifacts"
 PREFECT_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
-PIPELINE_LOCK = Path(".cache/pipeline.lock")
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     back.add_argument("file", type=Path)
     back.add_argument("--overwrite", action="store_true", help="replace what is there")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
 
     def command() -> None:
         found = places(given.artifacts.absolute() if given.artifacts else None)
@@ -205,10 +204,6 @@ def main(arguments: Sequence[str]) -> int:
         print(save(file, found) if given.command == "save" else restore(file, found, given.overwrite))
 
     return run_command("backup", command, "interrupted: everything is as it was")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def retries(name: str, params: Params, is_tracked: bool) -> int:
     over_network = {
         "prepare_data": params.data.source == "hub",
         "fetch_sft": "://" in params.sft.source,
-        "register": is_tracked and anchors.tracking_uri().startswith(("http://", "https://")),
+        "register": is_tracked and anchors.is_remote(anchors.tracking_uri()),
     }
     return RETRIES if over_network.get(name) else 0
 

@@ -88,7 +88,7 @@ def as_markdown(summary: Summary) -> str:
 def run_link(run_id: str, artifact: str = "") -> str:
     """The run's page in the MLflow UI, or that of one of its artifacts: the tracking server's, or `make ui`'s."""
     uri = anchors.tracking_uri()
-    base = uri.rstrip("/") if uri.startswith(("http://", "https://")) else f"http://127.0.0.1:{MLFLOW_UI_PORT}"
+    base = uri.rstrip("/") if anchors.is_remote(uri) else f"http://127.0.0.1:{MLFLOW_UI_PORT}"
     if artifact and (experiment := tracking.experiment_id()):
         return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{artifact}"
     return f"{base}/#/runs/{run_id}"

@@ -10,7 +10,6 @@ a failed stage left for people to look at (`runs/`): then it is kept, until `mak
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -157,8 +156,7 @@ def _git(*arguments: str, directory: Path | None = None, environ: Mapping[str, s
 
 def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None) -> bytes:
     """Standard output of a command; raises UserError with its last words where it fails."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    env = {**inherited, **(environ or {})}
+    env = {**anchors.git_environment(), **(environ or {})}
     process = subprocess.run(
         command, check=False, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True
     )

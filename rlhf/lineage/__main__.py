@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from rlhf import anchors
+from rlhf import anchors, process
 from rlhf.errors import run_command
 from rlhf.lineage import history as histories
 from rlhf.lineage import workspace
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines, with all params and changes")
     parser.add_argument("--reproduce", metavar="DIR", type=Path, help="make it again in this directory, and compare")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     interrupted = "interrupted: the same command goes on" if given.reproduce else "interrupted"
     return run_command("lineage", lambda: _run(given), interrupted)
 
@@ -75,10 +74,6 @@ def usual_params(history: History) -> dict[str, Any]:
 
     text = anchors.git("show", f"{history.commit}:params.yaml") if history.commit else None
     return yaml.safe_load(text) if text else {}
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

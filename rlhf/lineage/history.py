@@ -115,14 +115,13 @@ def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
     return {name: entry for name, entry in stages.items() if name != "register"}
 
 
-def hashes(entries: list[Mapping[str, Any]]) -> dict[str, str]:
-    """md5 by path of `deps` or `outs` in a lock file."""
-    return {entry["path"]: entry["md5"] for entry in entries}
-
-
 def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
     """md5 of all data that the stages read, by its path."""
-    deps = {path: md5 for entry in lock_stages(found).values() for path, md5 in hashes(entry.get("deps", [])).items()}
+    deps = {
+        path: md5
+        for entry in lock_stages(found).values()
+        for path, md5 in records.hashes(entry.get("deps", [])).items()
+    }
     return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
 
 
@@ -130,7 +129,7 @@ def _stages(registry: MlflowClient, version: ModelVersion, found: Mapping[str, b
     """Each stage with the run that registering noted, or else the latest that made the same outputs."""
     runs = []
     for stage, entry in lock_stages(found).items():
-        outs = hashes(entry.get("outs", []))
+        outs = records.hashes(entry.get("outs", []))
         run_id = version.tags.get(f"{stage}_run_id") or tracking.find_run_by_outs(stage, outs)
         tags = registry.get_run(run_id).data.tags if run_id else {}
         runs.append(StageRun(stage, run_id, outs, machine.of_tags(tags)))

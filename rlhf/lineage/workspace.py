@@ -20,7 +20,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.lineage.compare import Made
-from rlhf.lineage.history import History, hashes, lock_stages
+from rlhf.lineage.history import History, lock_stages
 from rlhf.machine import of_tags
 from rlhf.registry import records
 from rlhf.tracking.server import client
@@ -73,8 +73,10 @@ def _clone(commit: str, found: Mapping[str, bytes], place: Path) -> None:
 def require_same_inputs(found: Mapping[str, bytes], workspace: Path) -> None:
     """Raises UserError for the first code or source file in the workspace that is not what the lock file names."""
     entries = lock_stages(found).values()
-    made = {path for entry in entries for path in hashes(entry.get("outs", []))}
-    for path, md5 in sorted({key: md5 for entry in entries for key, md5 in hashes(entry["deps"]).items()}.items()):
+    made = {path for entry in entries for path in records.hashes(entry.get("outs", []))}
+    for path, md5 in sorted(
+        {key: md5 for entry in entries for key, md5 in records.hashes(entry["deps"]).items()}.items()
+    ):
         if any(f"{path}/".startswith(f"{out}/") for out in made):
             continue
         if not (workspace / path).exists():
@@ -161,7 +163,7 @@ def made(workspace: Path) -> Made:
     What the policy does not depend on, such as a reward model beside a verifier's score, is not made again.
     """
     entries = lock_stages({records.LOCK: (workspace / records.LOCK).read_bytes()})
-    paths = [path for entry in entries.values() for path in hashes(entry.get("outs", []))]
+    paths = [path for entry in entries.values() for path in records.hashes(entry.get("outs", []))]
     outs = {path: dvc_md5(workspace / path) for path in paths if (workspace / path).exists()}
     evaluation = json.loads((workspace / "metrics/evaluation.json").read_bytes())
     return Made(outs, _machine(workspace), evaluation)
@@ -175,8 +177,9 @@ def _machine(workspace: Path) -> dict[str, str]:
 
 
 def _git(*arguments: str, given: bytes | None = None) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(["git", *arguments], check=False, env=environ, input=given, capture_output=True)
+    done = subprocess.run(
+        ["git", *arguments], check=False, env=anchors.git_environment(), input=given, capture_output=True
+    )
     if done.returncode:
         fault = " ".join(done.stderr.decode(errors="replace").split())
         raise UserError(f"git {' '.join(word for word in arguments if word.isalpha())}: {fault}")

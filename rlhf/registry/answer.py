@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.registry.champion import CHAMPION, holder
-from rlhf.registry.server import has_model, patience, server, version_uri
+from rlhf.registry.server import download, has_model, server
 from rlhf.registry.versions import CANDIDATE
 from rlhf.tracking.server import quiet_mlflow, reason, without_password
 
@@ -90,8 +90,7 @@ def fetch(name: str, number: str, place: Path) -> Path:
         if not has_model(version):
             raise UserError(f"{label}: its files are gone")
         try:
-            with patience():
-                return Path(mlflow.artifacts.download_artifacts(artifact_uri=version_uri(version), dst_path=str(place)))
+            return download(version, "", place)
         except (mlflow.MlflowException, OSError) as error:
             raise UserError(f"{label}: {reason(error)}") from None
 

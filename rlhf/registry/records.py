@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -78,8 +77,13 @@ def locked(workspace: Path) -> dict[str, Any]:
     if not lock.is_file():
         return {}
     stages: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
-    made = {out["path"]: out["md5"] for out in stages.get("train_ppo", {}).get("outs", [])}
+    made = hashes(stages.get("train_ppo", {}).get("outs", []))
     return stages if made.get("models/policy") == dvc_md5(workspace / "models/policy") else {}
+
+
+def hashes(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """md5 by path of `deps` or `outs` in a lock file."""
+    return {entry["path"]: entry["md5"] for entry in entries}
 
 
 def file(version: Version, records: Records) -> None:
@@ -132,9 +136,10 @@ def changes(checkout: Path) -> bytes:
 
 
 def _git(checkout: Path, index: Path, *arguments: str) -> bytes:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(checkout), *arguments]
-    done = subprocess.run(command, check=False, env=environ | {"GIT_INDEX_FILE": str(index)}, capture_output=True)
+    done = subprocess.run(
+        command, check=False, env=anchors.git_environment() | {"GIT_INDEX_FILE": str(index)}, capture_output=True
+    )
     if done.returncode:
         fault = " ".join(done.stderr.decode(errors="replace").split())
         raise UserError(f"{checkout}: git {arguments[0]}: {fault}: mend the repository, and register again")

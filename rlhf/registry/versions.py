@@ -14,7 +14,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models.checkpoints import checkpoint_hash, read_manifest, verify_files
-from rlhf.registry.server import LIBRARY, SERVED_POLICY, files, has_model, lock, patience, server, version_uri
+from rlhf.registry.server import LIBRARY, SERVED_POLICY, download, files, has_model, lock, patience, server
 from rlhf.tracking import Run
 
 if TYPE_CHECKING:
@@ -203,12 +203,9 @@ def _is_whole(version: ModelVersion, directory: Path) -> bool:
 
 def _has_same_bytes(version: ModelVersion, directory: Path) -> bool:
     """Whether what the server keeps is, by hash, what the manifest in `directory` lists."""
-    import mlflow
-
     wanted = read_manifest(directory).files | {"manifest.json": checkpoint_hash(directory)}
-    with patience(), _scratch() as place:
-        uri = version_uri(version, str(_checkpoint(version)))
-        copy = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place)))
+    with _scratch() as place:
+        copy = download(version, str(_checkpoint(version)), place)
         return all((copy / name).is_file() and sha256_file(copy / name) == digest for name, digest in wanted.items())
 
 

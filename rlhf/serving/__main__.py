@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 
-from rlhf import config
+from rlhf import config, process
 from rlhf.errors import UserError, run_command
 from rlhf.registry.answer import fetch, wanted_version, worker_command
 from rlhf.registry.champion import CHAMPION
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     for option, (value, meaning) in counts.items():
         parser.add_argument(option, type=_count, default=value, help=f"most {meaning} (%(default)s)")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    process.interrupt_on(signal.SIGTERM)
     return run_command("serving", lambda: serve(given))
 
 
@@ -120,10 +119,6 @@ def _number(text: str) -> float:
 
 def _say(line: str) -> None:
     print(f"serving: {line}", flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -57,18 +57,13 @@ def client(uri: str) -> MlflowClient:
         return mlflow.MlflowClient(uri)
 
 
-def is_remote(uri: str) -> bool:
-    """Whether `uri` is a tracking server rather than a database that MLflow opens itself."""
-    return urlsplit(uri).scheme in ("http", "https")
-
-
 def experiment_id(client: MlflowClient) -> str:
     """The experiment's id; it is made if it is missing, with an absolute artifact root where no server has its own."""
     from mlflow.exceptions import MlflowException
 
     if experiment := client.get_experiment_by_name(EXPERIMENT):
         return experiment.experiment_id
-    root = None if is_remote(anchors.tracking_uri()) else anchors.artifact_root().as_uri()
+    root = None if anchors.is_remote(anchors.tracking_uri()) else anchors.artifact_root().as_uri()
     try:
         return client.create_experiment(EXPERIMENT, root)
     except MlflowException:
