@@ -76,7 +76,7 @@ def write_model(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    _silence_progress_bars()
+    silence_transformers()
     try:
         model.save_pretrained(directory)
         for name, tensors in extra_tensors.items():
@@ -186,7 +186,7 @@ def read_model(directory: Path, model_class: ModelClass) -> PreTrainedModel:
     import torch
     import transformers
 
-    _silence_progress_bars()
+    silence_transformers()
     model: PreTrainedModel
     try:
         model, info = getattr(transformers, model_class).from_pretrained(
@@ -264,11 +264,15 @@ def _greedy_generation(tokenizer: PreTrainedTokenizerBase) -> Any:
     )
 
 
-def _silence_progress_bars() -> None:
-    """Reading and writing weights takes seconds: transformers' bars would only cut the stage's lines."""
+def silence_transformers() -> None:
+    """No bars, for reading and writing weights takes seconds, and no report of a load that failed or was interrupted.
+
+    Whoever loads says in one line what does not fit.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.get_logger("transformers.modeling_utils").setLevel(logging.ERROR)
 
 
 def _first_line(error: BaseException) -> str:

@@ -151,7 +151,7 @@ def long_run(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]
     process = start(PYTHON, workspace, TWO, "ppo.iterations=100000")
     assert process.stdout is not None
     for line in process.stdout:
-        if "iteration" in line or "/100000" in line:
+        if "/100000" in line:  # "resumed after iteration 7" comes before the models are loaded
             break
     ranks = descendants(process.pid)
     assert len(ranks) == 2

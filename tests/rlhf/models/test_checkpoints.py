@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -173,6 +174,26 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(pair: Pair, saved
     (saved / "config.json").write_text(json.dumps(config | {"model_type": "nobody_knows"}))
     with pytest.raises(UserError, match="does not load as AutoModelForCausalLM: .*nobody_knows"):
         checkpoints.read_model(saved, "AutoModelForCausalLM")
+
+
+def test_an_interrupted_load_prints_no_report(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PreTrainedModel, "_initialize_missing_keys", interrupt)
+    weights = load_file(saved / "model.safetensors")
+    save_file({"model.norm.weight": weights["model.norm.weight"]}, saved / "model.safetensors")
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.read_model(saved, "AutoModelForCausalLM")
+    finally:
+        logger.removeHandler(handler)
+    assert said == []
 
 
 def test_remote_code_is_never_run(saved: Path, tmp_path: Path) -> None:
