@@ -50,6 +50,15 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """What runs in a test's process sets variables for its libraries: MLflow's `set_tracking_uri` does as well."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ |= before
+
+
+@pytest.fixture(autouse=True)
 def _own_signals() -> Iterator[None]:
     """A stage that runs in a test's process leaves signal handlers behind."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
