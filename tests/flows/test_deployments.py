@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule
 
 from flows.deployments import POOL, entries, flow_of, full_name, served
+from flows.servers import HEARTBEAT_SECONDS
 from rlhf.config import compose
 from rlhf.errors import UserError
 
@@ -25,6 +26,12 @@ def test_every_deployment_is_of_a_flow_and_of_the_pool() -> None:
     assert set(names) == {"pipeline/nightly", "pipeline/on-demand", "promote/by-hand", "rollback/by-hand"}
     assert len(names) == len(set(names))
     assert {each["work_pool"]["name"] for each in entries()} == {POOL}
+
+
+def test_every_run_sends_heartbeats_as_often_as_our_own_workers_runs() -> None:
+    for each in entries():
+        environ = each["work_pool"]["job_variables"]["env"]
+        assert environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_SECONDS)
 
 
 @pytest.mark.parametrize("name", ["pipeline/nightly", "pipeline/on-demand"])
