@@ -153,6 +153,14 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def port(variable: str, default: int) -> int:
+    """The port that an environment variable names; raises UserError where that is none."""
+    value = os.environ.get(variable) or str(default)
+    if not (value.isdecimal() and 0 < int(value) < 2**16):
+        raise UserError(f"{variable}={value}: no port: write a number from 1 to 65535, or leave it out for {default}")
+    return int(value)
+
+
 def require_free(port: int) -> None:
     """Raises UserError where somebody listens on the port already."""
     with socket.socket() as attempt:

@@ -3,7 +3,7 @@
     python -m flows.ui
 
 A server that is configured already (PREFECT_API_URL, MLFLOW_TRACKING_URI) is named and not started a second time;
-nor does a worker start then: who may run what is that server's matter.
+nor does a worker start then: who may run what is that server's matter. PREFECT_SERVER_API_PORT moves Prefect's page.
 Where RLHF_PASSWORD is set, both ask for a log-in (rlhf/access.py).
 """
 
@@ -55,14 +55,15 @@ def _serve() -> None:
 def start_prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     """Prefect's page: its name, its address, and the server where it is ours."""
     servers.set_prefect_environment()
+    port = servers.port("PREFECT_SERVER_API_PORT", PREFECT_UI_PORT)  # before Prefect meets a wrong one
     from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 
     if PREFECT_API_URL.value():
         return "Prefect", str(PREFECT_UI_URL.value() or PREFECT_API_URL.value()), None
-    address = f"http://{servers.HOST}:{PREFECT_UI_PORT}"
-    servers.require_free(PREFECT_UI_PORT)
+    address = f"http://{servers.HOST}:{port}"
+    servers.require_free(port)
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST]
-    command += ["--port", str(PREFECT_UI_PORT), "--log-level", "WARNING"]
+    command += ["--port", str(port), "--log-level", "WARNING"]
     own = servers.server("prefect", command, f"{address}/api/health", access.for_prefect())
     return "Prefect", address, running.enter_context(own)
 

@@ -57,6 +57,17 @@ def test_a_server_that_ends_says_why() -> None:
         own.wait()
 
 
+def test_the_port_of_a_server_is_a_number_or_a_line_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_SERVER_API_PORT", raising=False)
+    assert servers.port("PREFECT_SERVER_API_PORT", 4200) == 4200
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", "4300")
+    assert servers.port("PREFECT_SERVER_API_PORT", 4200) == 4300
+    for wrong in ("0", "65536", "-1", "http"):
+        monkeypatch.setenv("PREFECT_SERVER_API_PORT", wrong)
+        with pytest.raises(UserError, match=f"^PREFECT_SERVER_API_PORT={wrong}: no port: "):
+            servers.port("PREFECT_SERVER_API_PORT", 4200)
+
+
 def test_a_configured_prefect_server_is_not_started_but_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.context import refresh_global_settings_context
 
