@@ -24,7 +24,7 @@ given = $(if $(filter command,$(origin $(1))),$(value $(1)))
 unexport $(WORDS) Q overrides
 
 # Debian packages beyond git and make, for the tests that use them.
-SYSTEM_PACKAGES ?= postgresql
+SYSTEM_PACKAGES ?= postgresql chromium fonts-dejavu-core
 
 .PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock lock-cpu gc clean system-deps
 
@@ -80,9 +80,10 @@ restore: $(STAMP) ## put a backup in place: make restore from=FILE; overwrite=1 
 	@$(BIN)/python -m tasks.backup restore $(if $(call given,overwrite),--overwrite) -- "$$FILE"
 
 test: $(STAMP) ## the tests that need no server
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not servers"
 
-test-all: test ## every test; the same until there are server tests
+test-all: test ## every test: also the pipeline on real servers, started for it on loopback, in a browser
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m servers tests/e2e
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	@$(BIN)/ruff check .

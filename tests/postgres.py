@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from tests.programs import missing
 
 USER = "postgres"
 
@@ -22,10 +22,7 @@ def running() -> Iterator[str]:
     """The URI of a fresh server's database; skips the test where PostgreSQL or its driver is missing."""
     programs = _programs()
     if programs is None or find_spec("psycopg2") is None:
-        missing = "PostgreSQL's server: make system-deps" if programs is None else "psycopg2"
-        if os.environ.get("REQUIRE_SERVERS"):
-            pytest.fail(f"missing: {missing}")
-        pytest.skip(f"missing: {missing}")
+        missing("PostgreSQL's server" if programs is None else "psycopg2")
     place = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # short: a socket's path holds 107 characters
     data, log = place / "data", place / "log"
     as_user = []

@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,12 +26,11 @@ import pytest
 
 from rlhf import config
 from rlhf.anchors import CHECKOUT
-from tasks.processes import supervised
 from tasks.supervisor import LINUX, descendants
+from tests.e2e.servers import answers, process, wait_until
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="counts processes in /proc")
 
-PATIENCE_SECONDS = 300
 LEFT_SECONDS = 30
 """So long after the end of a flow nothing may be left of its stages."""
 SILENCE_SECONDS = 60.0
@@ -205,19 +203,6 @@ def _works_in(process: Path) -> Path | None:
         return None
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"still waiting for {what}"
-        time.sleep(0.25)
-
-
-@contextmanager
-def process(command: Sequence[str], log: Path, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    with log.open("w") as output, supervised(command, directory=directory, environ={}, output=output) as started:
-        yield started
-
-
 def worker_for(pool: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
 
@@ -262,7 +247,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         server = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
         server += ["--log-level", "error", "--host", servers.HOST, "--port", port]
         running.enter_context(process(server, logs / "server", logs))
-        wait_until(lambda: servers._answers(f"{address}/api/health"), "the server")
+        wait_until(lambda: answers(f"{address}/api/health"), "the server")
         client = running.enter_context(get_client(sync_client=True))
         flow = client.create_flow_from_name("pipeline")
         deployments = {}
