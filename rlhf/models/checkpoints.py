@@ -272,7 +272,9 @@ def silence_transformers() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    logging.get_logger("transformers.modeling_utils").setLevel(logging.ERROR)
+    # The second because of the first: at that level transformers reports on a tensor parallelism that nobody uses.
+    for name in ("modeling_utils", "distributed.tensor_parallel"):
+        logging.get_logger(f"transformers.{name}").setLevel(logging.ERROR)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,14 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(pair: Pair, saved
     (saved / "config.json").write_text(json.dumps(config | {"model_type": "nobody_knows"}))
     with pytest.raises(UserError, match="does not load as AutoModelForCausalLM: .*nobody_knows"):
         checkpoints.read_model(saved, "AutoModelForCausalLM")
+
+
+def test_loading_prints_nothing(saved: Path) -> None:
+    load = (
+        f"from pathlib import Path; from rlhf.models.checkpoints import load_policy; load_policy(Path({str(saved)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", load], check=True, capture_output=True, text=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_an_interrupted_load_prints_no_report(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
