@@ -20,7 +20,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.lineage.compare import Made
-from rlhf.lineage.history import History, lock_stages
+from rlhf.lineage.history import History
 from rlhf.machine import of_tags
 from rlhf.registry import records
 from rlhf.tracking.server import client
@@ -72,7 +72,7 @@ def _clone(commit: str, found: Mapping[str, bytes], place: Path) -> None:
 
 def require_same_inputs(found: Mapping[str, bytes], workspace: Path) -> None:
     """Raises UserError for the first code or source file in the workspace that is not what the lock file names."""
-    entries = lock_stages(found).values()
+    entries = records.lock_stages(found).values()
     made = {path for entry in entries for path in records.hashes(entry.get("outs", []))}
     for path, md5 in sorted(
         {key: md5 for entry in entries for key, md5 in records.hashes(entry["deps"]).items()}.items()
@@ -162,7 +162,7 @@ def made(workspace: Path) -> Made:
 
     What the policy does not depend on, such as a reward model beside a verifier's score, is not made again.
     """
-    entries = lock_stages({records.LOCK: (workspace / records.LOCK).read_bytes()})
+    entries = records.lock_stages({records.LOCK: (workspace / records.LOCK).read_bytes()})
     paths = [path for entry in entries.values() for path in records.hashes(entry.get("outs", []))]
     outs = {path: dvc_md5(workspace / path) for path in paths if (workspace / path).exists()}
     evaluation = json.loads((workspace / "metrics/evaluation.json").read_bytes())

@@ -109,6 +109,20 @@ def read(version: ModelVersion) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in download(version, FOLDER, Path(place)).iterdir()}
 
 
+def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
+    """The stages of the `dvc.lock` among the records that made the policy and its evaluation; `register` is none."""
+    import yaml
+
+    stages: dict[str, Any] = (yaml.safe_load(found.get(LOCK, b"")) or {}).get("stages", {})
+    return {name: entry for name, entry in stages.items() if name != "register"}
+
+
+def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
+    """md5 of all data that the stages read, by its path."""
+    deps = {path: md5 for entry in lock_stages(found).values() for path, md5 in hashes(entry.get("deps", [])).items()}
+    return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
+
+
 def machine_of(run_id: str) -> dict[str, str]:
     """The tags that say what a run ran on."""
     with server() as registry:

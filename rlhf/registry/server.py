@@ -120,3 +120,12 @@ def patience() -> Iterator[None]:
         yield
     finally:
         os.environ[variable] = before
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for a moment, on a disk that has room for models."""
+    place = anchors.registry_lock().parent
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place) as made:
+        yield Path(made)
