@@ -28,6 +28,7 @@ LOCK_FILE = "requirements.lock"
 OWN = ("dvc.lock", "params.yaml")
 """Files that the pipeline itself writes: no change of anybody's."""
 ENVIRONMENT = Path(".venv")
+DVC_CACHE = [sys.executable, "-m", "dvc", "cache", "dir"]
 LONGEST_NAME = 80
 
 
@@ -80,6 +81,11 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
         yield Workspace(path, commit)
         remove(path)
         lock_of(path).unlink(missing_ok=True)
+
+
+def cache_dir() -> Path:
+    """The DVC cache that all workspaces share; raises UserError where DVC knows none."""
+    return Path(_run(DVC_CACHE, anchors.main_checkout()).decode().strip())
 
 
 def lock_of(path: Path) -> Path:
@@ -145,9 +151,7 @@ def environment_commands(path: Path) -> list[list[str]]:
 
 def _share_cache(path: Path) -> None:
     """Has DVC use the main checkout's cache in the workspace; `.dvc/config.local` is the one file that git leaves."""
-    dvc = [sys.executable, "-m", "dvc", "cache", "dir"]
-    cache = _run(dvc, anchors.main_checkout()).decode().strip()
-    _run([*dvc, "--local", cache], path)
+    _run([*DVC_CACHE, "--local", str(cache_dir())], path)
 
 
 def _git(*arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
