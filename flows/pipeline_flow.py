@@ -26,7 +26,7 @@ from rlhf.evaluation.statistics import flat
 from rlhf.hub import OutOfReachError
 from rlhf.params import Params
 from rlhf.redaction import redacted_errors
-from tasks import references, summary, workspaces
+from tasks import disk, references, summary, workspaces
 from tasks.dvc_stages import RETRIES, RETRY_DELAY_SECONDS, Outcome, mend_rwlock, retries, run_stage, upstream
 from tasks.processes import run_lines
 from tasks.summary import Summary
@@ -49,8 +49,10 @@ def pipeline(choices: Choices = DEFAULTS) -> State[Summary]:
     try:
         with workspaces.workspace(name, choices.revision, choices.allow_dirty) as workspace:
             get_run_logger().info("commit %s in %s", workspace.commit, workspace.path)
+            raw = config.compose(overrides, workspace.path / "conf")
+            disk.require_room(config.validate(raw).limits)
             _make_environment(workspace)
-            result = _run(_pin(config.compose(overrides, workspace.path / "conf")), overrides, workspace)
+            result = _run(_pin(raw), overrides, workspace)
     except Exception:
         if (kept := workspaces.directory() / name).is_dir():
             get_run_logger().error("kept for a look, until make gc: %s", kept)

@@ -20,6 +20,7 @@ from rlhf.params.section import (
     Count,
     Fit,
     Name,
+    NonNegative,
     Section,
     Seed,
     Share,
@@ -242,8 +243,10 @@ class Evaluation(Section):
 
 
 class Limits(Section):
-    """Time limits of the stages in a flow, the wait for a device apart. No stage depends on them."""
+    """What flows may take: disk, and time for each stage, its wait for a device apart. No stage depends on them."""
 
+    disk_gb: NonNegative
+    """Gigabytes (1e9) for workspaces, DVC's cache, states, journals, artifacts: a run refuses over it; 0: no limit."""
     prepare_data_seconds: Size
     """How long prepare_data may take; 0 for no limit."""
     fetch_sft_seconds: Size

@@ -1,8 +1,8 @@
 """Evaluates a registered version again, on any split. Test and gate decide nothing here: the gate judged already.
 
 The policy answers as it was trained to: prompt, stop strings, length and verifier are those of its manifest. The
-numbers go to an MLflow run of their own and to the version's logged model; the version's tag `evaluated.SPLIT` names
-the run. A split counts as the version's own if its hash is the one that the version's `dvc.lock` has.
+numbers go to an MLflow run of their own and to the version's logged model; the version's tag `evaluated.SPLIT_run_id`
+names the run. A split counts as the version's own if its hash is the one that the version's `dvc.lock` has.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 Split = Literal["validation", "gate", "test"]
-EVALUATED = "evaluated."
-"""Start of the tags of a version that name the latest run on each split."""
+EVALUATED = "evaluated.{}_run_id"
+"""The tags of a version that name the latest run on each split."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _record(version: ModelVersion, run: Run, data: Data, split: Split, metrics: 
     with server() as registry:
         registry.log_inputs(run.id, models=[LoggedModelInput(model)])
         registry.log_batch(run.id, metrics=points)
-        registry.set_model_version_tag(version.name, version.version, f"{EVALUATED}{split}", run.id)
+        registry.set_model_version_tag(version.name, version.version, EVALUATED.format(split), run.id)
     return run.id
 
 

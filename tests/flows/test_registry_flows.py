@@ -64,7 +64,7 @@ def test_a_version_is_evaluated_again_in_a_process_of_its_own(name: str, tmp_pat
     write_prepared(anchors.CHECKOUT / "data/prepared/gate.parquet", problems)
     evaluate_registered(Evaluation(version="candidate", split="gate"))
     store = registered.store()
-    run_id = store.get_model_version(name, "1").tags["evaluated.gate"]
+    run_id = store.get_model_version(name, "1").tags["evaluated.gate_run_id"]
     metrics = store.get_run(run_id).data.metrics
     assert metrics["gate/n"] == 3
     rows = {row["metric"]: row["value"] for row in tables(f"evaluation-{name}-candidate-gate")}

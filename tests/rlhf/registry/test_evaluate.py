@@ -96,7 +96,7 @@ def test_the_result_is_a_run_that_leads_to_the_version_and_its_model(version, po
     assert (data.dataset.name, data.dataset.digest) == ("test", dvc_md5(workspace / SPLIT))
 
     recorded = store.get_model_version(version.name, "1")
-    assert recorded.tags["evaluated.test"] == done.run_id
+    assert recorded.tags["evaluated.test_run_id"] == done.run_id
     (model,) = run.inputs.model_inputs
     assert recorded.source == f"models:/{model.model_id}"
     own = {metric.key: metric for metric in store.get_logged_model(model.model_id).metrics}
