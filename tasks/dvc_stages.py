@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from rlhf import anchors, config, locks, tracking
 from rlhf.errors import UserError
-from rlhf.params import Params
+from rlhf.params import REGISTERED, Params
 from rlhf.redaction import redacted_errors
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
@@ -167,10 +167,11 @@ def retries(name: str, params: Params, is_tracked: bool) -> int:
 
     Not `is_tracked` says that the tracking server was out of reach already when the pipeline started.
     """
+    source, has_server = params.sft.source, is_tracked and anchors.is_remote(anchors.tracking_uri())
     over_network = {
         "prepare_data": params.data.source == "hub",
-        "fetch_sft": "://" in params.sft.source,
-        "register": is_tracked and anchors.is_remote(anchors.tracking_uri()),
+        "fetch_sft": has_server if source.startswith(REGISTERED) else "://" in source,
+        "register": has_server,
     }
     return RETRIES if over_network.get(name) else 0
 

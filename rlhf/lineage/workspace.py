@@ -23,6 +23,7 @@ from rlhf.lineage.compare import Made
 from rlhf.lineage.history import History
 from rlhf.machine import of_tags
 from rlhf.registry import records
+from rlhf.registry.lookup import SOURCE_VARIABLE
 from rlhf.tracking.server import client
 
 MARK = ".git/reproduces"
@@ -123,7 +124,7 @@ def lock_differences(running: str, wanted: str) -> list[str]:
 def make_again(python: Path, workspace: Path) -> None:
     """Runs `dvc repro` up to the evaluation in the workspace: every stage for real, nothing from a cache."""
     programs = os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))
-    environ = {"PATH": programs, "DO_NOT_TRACK": "true"}
+    environ = {"PATH": programs, "DO_NOT_TRACK": "true", SOURCE_VARIABLE: anchors.tracking_uri()}
     run([str(python), "-m", "dvc", "repro", "--no-run-cache", LAST_STAGE], workspace, environ)
 
 

@@ -16,6 +16,7 @@ from rlhf.params.registry import Gate, Registry
 from rlhf.params.section import (
     MOST,
     NOTHING,
+    REGISTERED,
     REWARD_MODEL_PATH,
     Count,
     Fit,
@@ -30,6 +31,7 @@ from rlhf.params.section import (
 
 __all__ = [
     "NOTHING",
+    "REGISTERED",
     "REWARD_MODEL_PATH",
     "Critic",
     "Data",
@@ -61,7 +63,7 @@ __all__ = [
 
 def is_directory(source: str) -> bool:
     """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
-    return "://" not in source and source != "tiny:"
+    return "://" not in source and source != "tiny:" and not source.startswith(REGISTERED)
 
 
 class Runtime(Section):
@@ -189,7 +191,7 @@ class Finetune(Fit):
 
 class Sft(Section):
     source: Name
-    """Checkpoint to start from: `tiny:`, a directory, `hf://org/name@revision`, or `wheel://package==version/path`."""
+    """`tiny:`, a directory, `hf://org/name@revision`, `wheel://package==version/path` or `models:/NAME@ALIAS`."""
     reads: Name
     """The same path where source is a directory; `conf/nothing` otherwise."""
     tiny: Tiny

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
-from rlhf.registry.server import download, files, has_model
+from rlhf.registry.server import download, files, has_model, server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 URI = re.compile(r"models:/(?P<name>[^/@#]+)(?:@(?P<alias>[^/@#]+)|/(?P<number>\d+))")
 """How MLflow names a version."""
+SOURCE_VARIABLE = "RLHF_SOURCE_REGISTRY"
+"""The tracking server that has the checkpoint which `sft.source` names, where it is not that of the runs."""
 
 
 def find_model(registry: MlflowClient, name: str) -> RegisteredModel:
@@ -61,3 +64,24 @@ def fetch_checkpoint(version: ModelVersion, place: Path) -> Path:
     """A copy of the version's checkpoint below the empty directory `place`; raises UserError where files are gone."""
     require_files(version)
     return download(version, str(checkpoint_path(version)), place)
+
+
+def fetch_source(name: str, wanted: str, place: Path) -> Path:
+    """`fetch_checkpoint` of the version with that number or alias, for a run that starts from it."""
+    with server(os.environ.get(SOURCE_VARIABLE, "")) as registry:
+        return fetch_checkpoint(find(registry, name, wanted), place)
+
+
+def pinned(source: str) -> str:
+    """The URI of a version as number and hash of its policy, whatever alias or number it had.
+
+    Raises UserError where there is no such version, or the server cannot be reached.
+    """
+    match = URI.fullmatch(source)
+    if match is None:  # with a hash already, or malformed: fetching says so
+        return source
+    with server() as registry:
+        version = find(registry, match["name"], match["alias"] or match["number"])
+    if not (digest := version.tags.get("policy_hash")):
+        raise UserError(f"version {version.version} is no policy of this pipeline: take one that register made")
+    return f"models:/{version.name}/{version.version}#sha256={digest}"
