@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.parameters import Choices
-from rlhf import config, tracking
+from rlhf import config, environments, tracking
 from rlhf.anchors import CHECKOUT
 from rlhf.errors import UserError
 from rlhf.evaluation.statistics import flat
@@ -151,7 +151,10 @@ def _pin(raw: dict[str, Any]) -> dict[str, Any]:
 def _make_environment(workspace: Workspace) -> None:
     """Installs the workspace's packages where it locks others than this checkout."""
     logger = get_run_logger()
-    for command in workspaces.environment_commands(workspace.path):
+
+    def run(command: list[str]) -> None:
         logger.info("this revision locks other packages: %s", " ".join(command[2:5]))
         if code := run_lines(command, logger.info, directory=workspace.path, environ={}):
             raise UserError(f"the environment of {workspace.path}: {' '.join(command[2:5])} ended with {code}")
+
+    environments.make(workspace.path, run)

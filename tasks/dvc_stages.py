@@ -17,15 +17,15 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from rlhf import anchors, config, locks, tracking
+from rlhf.environments import interpreter, programs_of
 from rlhf.errors import UserError
 from rlhf.params import REGISTERED, Params
 from rlhf.redaction import redacted_errors
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
-from tasks.processes import Terms, programs_of, run_lines
+from tasks.processes import Terms, run_lines
 from tasks.supervisor import OWN_LINE, TIMED_OUT
-from tasks.workspaces import interpreter
 
 RETRIES = 2
 RETRY_DELAY_SECONDS = 10.0

@@ -24,10 +24,8 @@ from rlhf import anchors, locks
 from rlhf.errors import UserError
 
 DIRECTORY = ".workspaces"
-LOCK_FILE = "requirements.lock"
 OWN = ("dvc.lock", "params.yaml")
 """Files that the pipeline itself writes: no change of anybody's."""
-ENVIRONMENT = Path(".venv")
 DVC_CACHE = [sys.executable, "-m", "dvc", "cache", "dir"]
 LONGEST_NAME = 80
 
@@ -128,25 +126,6 @@ def remove(path: Path) -> None:
     """Removes a workspace, whatever state it is in."""
     shutil.rmtree(path, ignore_errors=True)
     _git("worktree", "prune")
-
-
-def interpreter(path: Path) -> Path:
-    """The Python of the stages in a workspace: its own environment's where it has one, or else the running one."""
-    own = path / ENVIRONMENT / "bin" / "python"
-    return own if path != anchors.CHECKOUT and own.exists() else Path(sys.executable)
-
-
-def environment_commands(path: Path) -> list[list[str]]:
-    """What makes the workspace's own environment; nothing where it locks the same packages as this checkout."""
-    wanted, running = path / LOCK_FILE, anchors.CHECKOUT / LOCK_FILE
-    if not wanted.is_file() or wanted.read_bytes() == running.read_bytes():
-        return []
-    python = str(path / ENVIRONMENT / "bin" / "python")
-    uv = [sys.executable, "-m", "uv"]
-    return [
-        [*uv, "venv", "--quiet", "--python", sys.executable, str(path / ENVIRONMENT)],
-        [*uv, "pip", "sync", "--quiet", "--python", python, "--require-hashes", LOCK_FILE],
-    ]
 
 
 def _share_cache(path: Path) -> None:

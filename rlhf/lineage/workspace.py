@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlhf import anchors
+from rlhf import anchors, environments
 from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.lineage.compare import Made
@@ -94,17 +94,7 @@ def environment(workspace: Path) -> tuple[Path, list[str]]:
     Where there are any, an environment is made in the workspace.
     """
     missing = lock_differences(_text(anchors.CHECKOUT), _text(workspace))
-    if not missing:
-        return Path(sys.executable), missing
-    python = workspace / ".venv/bin/python"
-    done = workspace / ".venv/.installed"
-    if not done.is_file():
-        uv = [sys.executable, "-m", "uv"]
-        run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, ".venv"], workspace, {})
-        lock = ["--require-hashes", "requirements.lock"]
-        run([*uv, "pip", "sync", "--quiet", "--python", str(python), *lock], workspace, {})
-        done.touch()
-    return python, missing
+    return environments.make(workspace, lambda command: run(command, workspace, {})), missing
 
 
 def _text(checkout: Path) -> str:
@@ -123,8 +113,7 @@ def lock_differences(running: str, wanted: str) -> list[str]:
 
 def make_again(python: Path, workspace: Path) -> None:
     """Runs `dvc repro` up to the evaluation in the workspace: every stage for real, nothing from a cache."""
-    programs = os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))
-    environ = {"PATH": programs, "DO_NOT_TRACK": "true", SOURCE_VARIABLE: anchors.tracking_uri()}
+    environ = {**environments.programs_of(python), "DO_NOT_TRACK": "true", SOURCE_VARIABLE: anchors.tracking_uri()}
     run([str(python), "-m", "dvc", "repro", "--no-run-cache", LAST_STAGE], workspace, environ)
 
 
