@@ -14,18 +14,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rlhf import anchors, locks
 from rlhf.errors import UserError
+from rlhf.patches import changes
 
 DIRECTORY = ".workspaces"
-OWN = ("dvc.lock", "params.yaml")
-"""Files that the pipeline itself writes: no change of anybody's."""
 DVC_CACHE = [sys.executable, "-m", "dvc", "cache", "dir"]
 LONGEST_NAME = 80
 
@@ -58,7 +56,7 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
     it, where the revision is unknown, and where another process works in a workspace of that name.
     """
     commit = resolve(revision)
-    diff = uncommitted(anchors.CHECKOUT) if revision == "HEAD" else b""
+    diff = changes(anchors.CHECKOUT) if revision == "HEAD" else b""
     if diff and not allow_dirty:
         raise UserError(
             f"{anchors.CHECKOUT}: uncommitted changes, which no run could be made of again: commit them, or run with "
@@ -113,15 +111,6 @@ def resolve(revision: str) -> str:
     return commit
 
 
-def uncommitted(checkout: Path) -> bytes:
-    """The changes of a checkout to its HEAD as a patch, new files included; empty where there are none."""
-    with TemporaryDirectory() as place:
-        index = {"GIT_INDEX_FILE": str(Path(place, "index"))}  # the user's own stays as it is
-        _git("read-tree", "HEAD", directory=checkout, environ=index)
-        _git("add", "--all", "--", ".", *(f":!{name}" for name in OWN), directory=checkout, environ=index)
-        return _git("diff", "--cached", "--binary", "--no-ext-diff", "HEAD", directory=checkout, environ=index)
-
-
 def remove(path: Path) -> None:
     """Removes a workspace, whatever state it is in."""
     shutil.rmtree(path, ignore_errors=True)
@@ -133,13 +122,13 @@ def _share_cache(path: Path) -> None:
     _run([*DVC_CACHE, "--local", str(cache_dir())], path)
 
 
-def _git(*arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
-    return _run(["git", *arguments], directory or anchors.CHECKOUT, environ)
+def _git(*arguments: str, directory: Path | None = None) -> None:
+    _run(["git", *arguments], directory or anchors.CHECKOUT)
 
 
-def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None) -> bytes:
+def _run(command: list[str], directory: Path) -> bytes:
     """Standard output of a command; raises UserError with its last words where it fails."""
-    env = {**anchors.git_environment(), **(environ or {})}
+    env = anchors.git_environment()
     process = subprocess.run(
         command, check=False, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True
     )

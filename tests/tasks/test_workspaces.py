@@ -10,7 +10,8 @@ import pytest
 
 from rlhf import anchors
 from rlhf.errors import UserError
-from tasks.workspaces import name_of, uncommitted, workspace
+from rlhf.patches import changes
+from tasks.workspaces import name_of, workspace
 
 
 def git(place: Path, *arguments: str) -> str:
@@ -45,7 +46,7 @@ def test_a_workspace_has_the_commit_and_the_main_checkouts_cache_and_goes_when_i
         cache = [sys.executable, "-m", "dvc", "cache", "dir"]
         found = subprocess.run(cache, cwd=made.path, check=True, capture_output=True, text=True).stdout.strip()
         assert Path(found) == checkout / ".dvc" / "cache"
-        assert uncommitted(made.path) == b""
+        assert changes(made.path) == b""
     assert [path.name for path in (checkout / ".workspaces").iterdir()] == ["sweep.lock"]
     assert git(checkout, "worktree", "list").count("\n") == 0
 
