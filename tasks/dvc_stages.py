@@ -21,6 +21,7 @@ from rlhf.environments import interpreter, programs_of
 from rlhf.errors import UserError
 from rlhf.params import REGISTERED, Params
 from rlhf.redaction import redacted_errors
+from rlhf.registry import records
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
@@ -190,9 +191,7 @@ def upstream(dvc_yaml: Path, raw_params: Mapping[str, Any]) -> dict[str, list[st
 
 def locked_outs(lock: Path, stage: str) -> dict[str, str]:
     """The md5 of each output of `stage` in `lock` by its path; empty where the lock has none."""
-    locked = yaml.safe_load(lock.read_text()) if lock.is_file() else None
-    outs = (locked or {}).get("stages", {}).get(stage, {}).get("outs", [])
-    return {out["path"]: out["md5"] for out in outs}
+    return records.hashes(records.read_lock(lock).get(stage, {}).get("outs", []))
 
 
 def _stages(dvc_yaml: Path) -> dict[str, dict[str, Any]]:

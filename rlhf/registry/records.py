@@ -69,14 +69,21 @@ def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Rec
 
 def locked(workspace: Path) -> dict[str, Any]:
     """The stages in the workspace's `dvc.lock`; empty where there is none, or where it tells of another policy."""
-    import yaml
-
-    lock = workspace / "dvc.lock"
-    if not lock.is_file():
-        return {}
-    stages: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+    stages = read_lock(workspace / LOCK)
     made = hashes(stages.get("train_ppo", {}).get("outs", []))
     return stages if made.get("models/policy") == dvc_md5(workspace / "models/policy") else {}
+
+
+def read_lock(lock: Path) -> dict[str, Any]:
+    """The stages in a lock file; empty where there is none."""
+    return _stages(lock.read_bytes()) if lock.is_file() else {}
+
+
+def _stages(content: bytes) -> dict[str, Any]:
+    import yaml
+
+    stages: dict[str, Any] = (yaml.safe_load(content) or {}).get("stages", {})
+    return stages
 
 
 def hashes(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -109,10 +116,7 @@ def read(version: ModelVersion) -> dict[str, bytes]:
 
 def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
     """The stages of the `dvc.lock` among the records that made the policy and its evaluation; `register` is none."""
-    import yaml
-
-    stages: dict[str, Any] = (yaml.safe_load(found.get(LOCK, b"")) or {}).get("stages", {})
-    return {name: entry for name, entry in stages.items() if name != "register"}
+    return {name: entry for name, entry in _stages(found.get(LOCK, b"")).items() if name != "register"}
 
 
 def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
