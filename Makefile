@@ -103,8 +103,9 @@ lock-cpu: $(STAMP) ## requirements-cpu.lock, for a container image without GPU l
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock-cpu" \
 		--output-file requirements-cpu.lock
 
-gc: $(STAMP) ## free disk: workspaces of ended runs, DVC's cache of former runs, runs/, leftovers of killed stages
-	@$(BIN)/python -m flows.gc
+gc: export OVERRIDES = $(call given,overrides)
+gc: $(STAMP) ## free disk: what ended and former runs left, down to limits.disk_gb: overrides="limits.disk_gb=20"
+	@$(BIN)/python -m flows.gc $$OVERRIDES
 
 # The environment, MLflow's and Prefect's databases and DVC's cache stay: the next run restores what it can.
 clean: ## remove what the stages wrote and the tools' caches

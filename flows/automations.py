@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WEBHOOK = "gsm8k-rlhf"
 """The block on the server that holds the webhook's address."""
 STUCK = "stuck"
-FLOWS = ("pipeline",)
+FLOWS = ("pipeline", "evaluate_registered", "promote", "rollback")
 SILENCE_SECONDS = 3.5 * servers.HEARTBEAT_SECONDS
 """So long a running flow may send no heartbeat; below three periods, healthy runs are taken for dead."""
 PAYLOAD = """{

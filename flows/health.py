@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from urllib.request import urlopen
 
+from flows import servers
 from rlhf import anchors
 from rlhf.errors import UserError, run_command
 
-ANSWER_SECONDS = 10.0
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 """The variables that may name a server, each with /health below it."""
 
@@ -31,13 +30,8 @@ def check() -> None:
             raise UserError(f"{place}: cannot be written: let user {os.getuid()} write there")
     for variable in SERVERS:
         address = os.environ.get(variable, "")
-        if not anchors.is_remote(address):
-            continue
-        try:
-            urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise UserError(f"{variable}={address}: {reason}: start that server") from None
+        if anchors.is_remote(address):
+            servers.require_answer(address, variable, is_well=True)
 
 
 if __name__ == "__main__":

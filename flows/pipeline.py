@@ -20,6 +20,7 @@ from rlhf import anchors, config, locks, process
 from rlhf.anchors import PIPELINE_LOCK as LOCK
 from rlhf.errors import UsageError, run_command
 from rlhf.tracking.server import quiet_mlflow
+from tasks import disk
 from tasks.processes import end_with_parent
 
 
@@ -47,7 +48,9 @@ def _overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(overrides: list[str]) -> None:
-    config.check_sources(config.compose(overrides), anchors.CHECKOUT)
+    raw = config.compose(overrides)
+    params = config.validate(raw)
+    config.check_sources(raw, anchors.CHECKOUT)
     start = time.monotonic()
     # Two at once in one checkout would train with each other's params.yaml.
     only_one = locks.exclusive(anchors.CHECKOUT / LOCK, "is running here: wait for it or stop it")
@@ -56,6 +59,7 @@ def _run(overrides: list[str]) -> None:
         from flows.pipeline_flow import pipeline_in_place
         from tasks.summary import as_text
 
+        disk.require_room(params.limits)
         quiet_mlflow()  # loads while the server starts, on another core
         process.end_loading()
         console = take_over(sys.stdout)

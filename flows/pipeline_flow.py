@@ -19,14 +19,14 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.parameters import Choices
-from rlhf import config, tracking
+from rlhf import config, environments, tracking
 from rlhf.anchors import CHECKOUT
 from rlhf.errors import UserError
 from rlhf.evaluation.statistics import flat
 from rlhf.hub import OutOfReachError
 from rlhf.params import Params
 from rlhf.redaction import redacted_errors
-from tasks import references, summary, workspaces
+from tasks import disk, references, summary, workspaces
 from tasks.dvc_stages import RETRIES, RETRY_DELAY_SECONDS, Outcome, mend_rwlock, retries, run_stage, upstream
 from tasks.processes import run_lines
 from tasks.summary import Summary
@@ -49,8 +49,10 @@ def pipeline(choices: Choices = DEFAULTS) -> State[Summary]:
     try:
         with workspaces.workspace(name, choices.revision, choices.allow_dirty) as workspace:
             get_run_logger().info("commit %s in %s", workspace.commit, workspace.path)
+            raw = config.compose(overrides, workspace.path / "conf")
+            disk.require_room(config.validate(raw).limits)
             _make_environment(workspace)
-            result = _run(_pin(config.compose(overrides, workspace.path / "conf")), overrides, workspace)
+            result = _run(_pin(raw), overrides, workspace)
     except Exception:
         if (kept := workspaces.directory() / name).is_dir():
             get_run_logger().error("kept for a look, until make gc: %s", kept)
@@ -149,7 +151,10 @@ def _pin(raw: dict[str, Any]) -> dict[str, Any]:
 def _make_environment(workspace: Workspace) -> None:
     """Installs the workspace's packages where it locks others than this checkout."""
     logger = get_run_logger()
-    for command in workspaces.environment_commands(workspace.path):
+
+    def run(command: list[str]) -> None:
         logger.info("this revision locks other packages: %s", " ".join(command[2:5]))
         if code := run_lines(command, logger.info, directory=workspace.path, environ={}):
             raise UserError(f"the environment of {workspace.path}: {' '.join(command[2:5])} ended with {code}")
+
+    environments.make(workspace.path, run)

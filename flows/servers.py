@@ -135,15 +135,18 @@ def _answers(url: str) -> bool:
         return False
 
 
-def require_answer(api_url: str) -> None:
-    """Raises UserError where nobody answers at the configured Prefect API; what it answers is Prefect's matter."""
+def require_answer(address: str, variable: str = "PREFECT_API_URL", is_well: bool = False) -> None:
+    """Raises UserError where nobody answers at the `address` that `variable` names; with `is_well`, for an error too.
+
+    Otherwise what the server answers is its client's matter.
+    """
     try:
-        urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()
-    except HTTPError:
-        return
+        urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
+        if isinstance(error, HTTPError) and not is_well:
+            return
         reason = getattr(error, "reason", error)
-        raise UserError(f"PREFECT_API_URL={api_url}: {reason}: start that server, or unset it to use none") from None
+        raise UserError(f"{variable}={address}: {reason}: start that server, or unset it to use none") from None
 
 
 def free_port() -> int:

@@ -51,6 +51,11 @@ def registry_lock() -> Path:
     return artifact_root().parent / ".cache" / "registry.lock"
 
 
+def gc_lock() -> Path:
+    """The file whose lock `make gc` holds while it removes files, and who copies them meanwhile."""
+    return main_checkout() / ".cache" / "gc.lock"
+
+
 def state_dir() -> Path:
     """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
     return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from rlhf.models.sources import fetch
+from rlhf.registry.lookup import fetch_source
 from rlhf.stage import Stage, run_stage
 
 
 def main(stage: Stage) -> None:
     params = stage.params
     print(f"fetching {params.sft.source}", flush=True)
-    manifest = fetch(params.sft.source, stage.output("models/fetched"), tiny=params.sft.tiny, seed=params.seed)
+    directory = stage.output("models/fetched")
+    manifest = fetch(params.sft.source, directory, tiny=params.sft.tiny, seed=params.seed, registry=fetch_source)
     parameters, license_name = manifest.extra["parameters"], manifest.license or "not stated"
     stage.log.log_params({"fetched": {"revision": manifest.revision or "", "license": license_name}})
     stage.log.log_metrics({"parameters": parameters})

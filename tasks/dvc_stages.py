@@ -17,15 +17,16 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from rlhf import anchors, config, locks, tracking
+from rlhf.environments import interpreter, programs_of
 from rlhf.errors import UserError
-from rlhf.params import Params
+from rlhf.params import REGISTERED, Params
 from rlhf.redaction import redacted_errors
+from rlhf.registry import records
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
-from tasks.processes import Terms, programs_of, run_lines
+from tasks.processes import Terms, run_lines
 from tasks.supervisor import OWN_LINE, TIMED_OUT
-from tasks.workspaces import interpreter
 
 RETRIES = 2
 RETRY_DELAY_SECONDS = 10.0
@@ -167,10 +168,11 @@ def retries(name: str, params: Params, is_tracked: bool) -> int:
 
     Not `is_tracked` says that the tracking server was out of reach already when the pipeline started.
     """
+    source, has_server = params.sft.source, is_tracked and anchors.is_remote(anchors.tracking_uri())
     over_network = {
         "prepare_data": params.data.source == "hub",
-        "fetch_sft": "://" in params.sft.source,
-        "register": is_tracked and anchors.is_remote(anchors.tracking_uri()),
+        "fetch_sft": has_server if source.startswith(REGISTERED) else "://" in source,
+        "register": has_server,
     }
     return RETRIES if over_network.get(name) else 0
 
@@ -189,9 +191,7 @@ def upstream(dvc_yaml: Path, raw_params: Mapping[str, Any]) -> dict[str, list[st
 
 def locked_outs(lock: Path, stage: str) -> dict[str, str]:
     """The md5 of each output of `stage` in `lock` by its path; empty where the lock has none."""
-    locked = yaml.safe_load(lock.read_text()) if lock.is_file() else None
-    outs = (locked or {}).get("stages", {}).get(stage, {}).get("outs", [])
-    return {out["path"]: out["md5"] for out in outs}
+    return records.hashes(records.read_lock(lock).get(stage, {}).get("outs", []))
 
 
 def _stages(dvc_yaml: Path) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rlhf.environments import programs_of
 from rlhf.redaction import redact
 from tasks import supervisor
 
@@ -79,11 +80,6 @@ def supervised(
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `environ` on top, in which `python` is this interpreter and prints at once."""
     return {**os.environ, **programs_of(Path(sys.executable)), "PYTHONUNBUFFERED": "1", **environ}
-
-
-def programs_of(python: Path) -> dict[str, str]:
-    """The variable by which a child process finds `python` and what is installed beside it first."""
-    return {"PATH": os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))}
 
 
 def run_lines(

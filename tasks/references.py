@@ -1,4 +1,4 @@
-"""Names in the params that point to something else tomorrow, such as a branch on the hub.
+"""Names in the params that point to something else tomorrow: a branch on the hub, an alias of a registered model.
 
 DVC compares the params' text, so a run that is made of `hf://org/name@main` would count as unchanged when main moves.
 Written with the commit, it says what it is made of, and runs again only if that has changed.
@@ -15,6 +15,8 @@ from rlhf import hub
 from rlhf.errors import UserError
 from rlhf.hub import OutOfReachError
 from rlhf.models.sources import pinned
+from rlhf.params import REGISTERED
+from rlhf.registry import lookup
 
 
 def pin(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -31,7 +33,8 @@ def pin(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             data["hub"]["revision"] = hub.commit("dataset", repo, revision)
         pins.append((f"data.hub {repo}@{revision}", revision, data["hub"]["revision"]))
     with _named("sft.source", sft["source"]):
-        sft["source"] = pinned(sft["source"])
+        is_registered = sft["source"].startswith(REGISTERED)
+        sft["source"] = lookup.pinned(sft["source"]) if is_registered else pinned(sft["source"])
     pins.append(("sft.source " + raw["sft"]["source"], raw["sft"]["source"], sft["source"]))
     return fixed, [f"{what} is {now}" for what, before, now in pins if before != now]
 

@@ -14,20 +14,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rlhf import anchors, locks
 from rlhf.errors import UserError
+from rlhf.patches import changes
 
 DIRECTORY = ".workspaces"
-LOCK_FILE = "requirements.lock"
-OWN = ("dvc.lock", "params.yaml")
-"""Files that the pipeline itself writes: no change of anybody's."""
-ENVIRONMENT = Path(".venv")
+DVC_CACHE = [sys.executable, "-m", "dvc", "cache", "dir"]
 LONGEST_NAME = 80
 
 
@@ -59,7 +56,7 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
     it, where the revision is unknown, and where another process works in a workspace of that name.
     """
     commit = resolve(revision)
-    diff = uncommitted(anchors.CHECKOUT) if revision == "HEAD" else b""
+    diff = changes(anchors.CHECKOUT) if revision == "HEAD" else b""
     if diff and not allow_dirty:
         raise UserError(
             f"{anchors.CHECKOUT}: uncommitted changes, which no run could be made of again: commit them, or run with "
@@ -80,6 +77,11 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
         yield Workspace(path, commit)
         remove(path)
         lock_of(path).unlink(missing_ok=True)
+
+
+def cache_dir() -> Path:
+    """The DVC cache that all workspaces share; raises UserError where DVC knows none."""
+    return Path(_run(DVC_CACHE, anchors.main_checkout()).decode().strip())
 
 
 def lock_of(path: Path) -> Path:
@@ -109,54 +111,24 @@ def resolve(revision: str) -> str:
     return commit
 
 
-def uncommitted(checkout: Path) -> bytes:
-    """The changes of a checkout to its HEAD as a patch, new files included; empty where there are none."""
-    with TemporaryDirectory() as place:
-        index = {"GIT_INDEX_FILE": str(Path(place, "index"))}  # the user's own stays as it is
-        _git("read-tree", "HEAD", directory=checkout, environ=index)
-        _git("add", "--all", "--", ".", *(f":!{name}" for name in OWN), directory=checkout, environ=index)
-        return _git("diff", "--cached", "--binary", "--no-ext-diff", "HEAD", directory=checkout, environ=index)
-
-
 def remove(path: Path) -> None:
     """Removes a workspace, whatever state it is in."""
     shutil.rmtree(path, ignore_errors=True)
     _git("worktree", "prune")
 
 
-def interpreter(path: Path) -> Path:
-    """The Python of the stages in a workspace: its own environment's where it has one, or else the running one."""
-    own = path / ENVIRONMENT / "bin" / "python"
-    return own if path != anchors.CHECKOUT and own.exists() else Path(sys.executable)
-
-
-def environment_commands(path: Path) -> list[list[str]]:
-    """What makes the workspace's own environment; nothing where it locks the same packages as this checkout."""
-    wanted, running = path / LOCK_FILE, anchors.CHECKOUT / LOCK_FILE
-    if not wanted.is_file() or wanted.read_bytes() == running.read_bytes():
-        return []
-    python = str(path / ENVIRONMENT / "bin" / "python")
-    uv = [sys.executable, "-m", "uv"]
-    return [
-        [*uv, "venv", "--quiet", "--python", sys.executable, str(path / ENVIRONMENT)],
-        [*uv, "pip", "sync", "--quiet", "--python", python, "--require-hashes", LOCK_FILE],
-    ]
-
-
 def _share_cache(path: Path) -> None:
     """Has DVC use the main checkout's cache in the workspace; `.dvc/config.local` is the one file that git leaves."""
-    dvc = [sys.executable, "-m", "dvc", "cache", "dir"]
-    cache = _run(dvc, anchors.main_checkout()).decode().strip()
-    _run([*dvc, "--local", cache], path)
+    _run([*DVC_CACHE, "--local", str(cache_dir())], path)
 
 
-def _git(*arguments: str, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
-    return _run(["git", *arguments], directory or anchors.CHECKOUT, environ)
+def _git(*arguments: str, directory: Path | None = None) -> None:
+    _run(["git", *arguments], directory or anchors.CHECKOUT)
 
 
-def _run(command: list[str], directory: Path, environ: Mapping[str, str] | None = None) -> bytes:
+def _run(command: list[str], directory: Path) -> bytes:
     """Standard output of a command; raises UserError with its last words where it fails."""
-    env = {**anchors.git_environment(), **(environ or {})}
+    env = anchors.git_environment()
     process = subprocess.run(
         command, check=False, cwd=directory, env=env, stdin=subprocess.DEVNULL, capture_output=True
     )

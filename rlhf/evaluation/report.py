@@ -21,6 +21,9 @@ from rlhf.evaluation.wording import p_value, percent
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
+ANSWER = ("response", "correct", "parsed", "finished", "length")
+"""What a table says of each answer."""
+
 Table = tuple[list[str], list[list[object]]]
 """Columns and rows."""
 
@@ -143,15 +146,23 @@ def visible(text: str) -> str:
 
 def results_table(sft: Mapping[str, Sequence[Graded]], policy: Mapping[str, Sequence[Graded]]) -> Table:
     """Every problem of each split with both answers: the columns, and a row a problem."""
-    answers = ("response", "correct", "parsed", "finished", "length")
     columns = ["split", "question", "gold", "outcome", "too_long"]
-    columns += [f"{name}_{key}" for name in ("sft", "policy") for key in answers]
+    columns += [f"{name}_{key}" for name in ("sft", "policy") for key in ANSWER]
     rows: list[list[object]] = []
     for split in sft:
         for before, after in zip(sft[split], policy[split], strict=True):
             row = [split, before.question, before.gold, outcome(before, after), before.too_long]
-            rows.append(row + [getattr(graded, key) for graded in (before, after) for key in answers])
+            rows.append(row + [getattr(graded, key) for graded in (before, after) for key in ANSWER])
     return columns, rows
+
+
+def answers_table(split: str, policy: Sequence[Graded]) -> Table:
+    """`results_table` of one split, where the policy is evaluated alone."""
+    columns = ["split", "question", "gold", "too_long", *(f"policy_{key}" for key in ANSWER)]
+    answers = [[getattr(row, key) for key in ANSWER] for row in policy]
+    return columns, [
+        [split, row.question, row.gold, row.too_long, *answer] for row, answer in zip(policy, answers, strict=True)
+    ]
 
 
 def render(

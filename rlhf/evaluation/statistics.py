@@ -5,7 +5,7 @@ scipy.stats takes most of a second to import, and flows need `flat` alone: the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import fmean
@@ -170,13 +170,19 @@ def compare(sft: Sequence[Graded], policy: Sequence[Graded], method: str, confid
         "p_value": _rounded(mcnemar_p_value(table)),
         "paired": asdict(table),
         "too_long": sum(row.too_long for row in sft),
-        "strict": {"sft": _share(row.strict for row in sft), "policy": _share(row.strict for row in policy)},
-        "flexible": {"sft": _share(row.flexible for row in sft), "policy": _share(row.flexible for row in policy)},
-        "parse_failures": {
-            "sft": _share(row.parse_failure for row in sft),
-            "policy": _share(row.parse_failure for row in policy),
-        },
-        "cut_off": {"sft": _share(row.cut_off for row in sft), "policy": _share(row.cut_off for row in policy)},
+        **_shares({"sft": sft, "policy": policy}),
+    }
+
+
+def describe(policy: Sequence[Graded], method: str, confidence: float) -> dict[str, Any]:
+    """What `compare` says of the policy, where it is evaluated alone."""
+    return {
+        "n": len(policy),
+        "method": method,
+        "confidence": confidence,
+        "policy": _accuracy(sum(row.correct for row in policy), len(policy), confidence),
+        "too_long": sum(row.too_long for row in policy),
+        **_shares({"policy": policy}),
     }
 
 
@@ -206,8 +212,13 @@ def _accuracy(right: int, n: int, confidence: float) -> dict[str, float]:
     return {"accuracy": _rounded(right / n), "low": _rounded(interval.low), "high": _rounded(interval.high)}
 
 
-def _share(flags: Iterable[bool]) -> float:
-    return _rounded(fmean(flags))
+def _shares(models: Mapping[str, Sequence[Graded]]) -> dict[str, dict[str, float]]:
+    """Of each model: how many of its answers are right by each method, hold no number, were cut off."""
+    flags = {"strict": "strict", "flexible": "flexible", "parse_failures": "parse_failure", "cut_off": "cut_off"}
+    return {
+        name: {model: _rounded(fmean(getattr(row, flag) for row in rows)) for model, rows in models.items()}
+        for name, flag in flags.items()
+    }
 
 
 def _rounded(value: float) -> float:

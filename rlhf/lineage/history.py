@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf import machine, tracking
-from rlhf.errors import UsageError, UserError
+from rlhf.errors import UsageError
 from rlhf.registry import records
-from rlhf.registry.champion import COMPARED_WITH, GATE, REASONS, WITHDRAWN, find_model
+from rlhf.registry.champion import COMPARED_WITH, GATE, REASONS, WITHDRAWN
+from rlhf.registry.lookup import URI, find, find_model
 from rlhf.registry.server import server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
-
-URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,8 @@ def read(uri: str) -> tuple[History, dict[str, bytes]]:
     if not wanted:
         raise UsageError(f"{uri}: no version of a model: write models:/gsm8k-policy@champion or models:/gsm8k-policy/3")
     with server() as registry:
-        model = find_model(registry, wanted["name"])
-        numbers = {str(found.version) for found in registry.search_model_versions(f"name='{model.name}'")}
-        number = wanted["number"] or str(model.aliases.get(wanted["alias"], ""))
-        if number not in numbers:
-            known = [*sorted(model.aliases), *sorted(numbers, key=int)]
-            raise UserError(f"{uri}: not registered: take one of {', '.join(known) or 'none'}")
-        version = registry.get_model_version(model.name, number)
+        version = find(registry, wanted["name"], wanted["number"] or wanted["alias"])
+        number, model = str(version.version), find_model(registry, version.name)
         found = records.read(version)
         aliases = tuple(sorted(alias for alias, holder in model.aliases.items() if str(holder) == number))
         return history_of(version, aliases, found, _stages(registry, version, found)), found
@@ -99,7 +92,7 @@ def history_of(
         dirty=tags.get("git.dirty") == "true",
         diff=found.get(records.DIFF, b"").decode(errors="replace"),
         params=yaml.safe_load(found.get(records.PARAMS, b"{}")),
-        data=data_read(found),
+        data=records.data_read(found),
         sft=json.loads(found.get(records.SFT, b"{}")),
         stages=stages,
         machine=machine.of_tags(tags),
@@ -107,28 +100,10 @@ def history_of(
     )
 
 
-def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
-    """The stages of the `dvc.lock` among the records that made the policy and its evaluation; `register` is none."""
-    import yaml
-
-    stages: dict[str, Any] = (yaml.safe_load(found.get(records.LOCK, b"")) or {}).get("stages", {})
-    return {name: entry for name, entry in stages.items() if name != "register"}
-
-
-def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
-    """md5 of all data that the stages read, by its path."""
-    deps = {
-        path: md5
-        for entry in lock_stages(found).values()
-        for path, md5 in records.hashes(entry.get("deps", [])).items()
-    }
-    return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
-
-
 def _stages(registry: MlflowClient, version: ModelVersion, found: Mapping[str, bytes]) -> tuple[StageRun, ...]:
     """Each stage with the run that registering noted, or else the latest that made the same outputs."""
     runs = []
-    for stage, entry in lock_stages(found).items():
+    for stage, entry in records.lock_stages(found).items():
         outs = records.hashes(entry.get("outs", []))
         run_id = version.tags.get(f"{stage}_run_id") or tracking.find_run_by_outs(stage, outs)
         tags = registry.get_run(run_id).data.tags if run_id else {}

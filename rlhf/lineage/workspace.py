@@ -16,13 +16,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlhf import anchors
+from rlhf import anchors, environments
 from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.lineage.compare import Made
-from rlhf.lineage.history import History, lock_stages
+from rlhf.lineage.history import History
 from rlhf.machine import of_tags
 from rlhf.registry import records
+from rlhf.registry.lookup import SOURCE_VARIABLE
 from rlhf.tracking.server import client
 
 MARK = ".git/reproduces"
@@ -72,7 +73,7 @@ def _clone(commit: str, found: Mapping[str, bytes], place: Path) -> None:
 
 def require_same_inputs(found: Mapping[str, bytes], workspace: Path) -> None:
     """Raises UserError for the first code or source file in the workspace that is not what the lock file names."""
-    entries = lock_stages(found).values()
+    entries = records.lock_stages(found).values()
     made = {path for entry in entries for path in records.hashes(entry.get("outs", []))}
     for path, md5 in sorted(
         {key: md5 for entry in entries for key, md5 in records.hashes(entry["deps"]).items()}.items()
@@ -93,17 +94,7 @@ def environment(workspace: Path) -> tuple[Path, list[str]]:
     Where there are any, an environment is made in the workspace.
     """
     missing = lock_differences(_text(anchors.CHECKOUT), _text(workspace))
-    if not missing:
-        return Path(sys.executable), missing
-    python = workspace / ".venv/bin/python"
-    done = workspace / ".venv/.installed"
-    if not done.is_file():
-        uv = [sys.executable, "-m", "uv"]
-        run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, ".venv"], workspace, {})
-        lock = ["--require-hashes", "requirements.lock"]
-        run([*uv, "pip", "sync", "--quiet", "--python", str(python), *lock], workspace, {})
-        done.touch()
-    return python, missing
+    return environments.make(workspace, lambda command: run(command, workspace, {})), missing
 
 
 def _text(checkout: Path) -> str:
@@ -122,8 +113,7 @@ def lock_differences(running: str, wanted: str) -> list[str]:
 
 def make_again(python: Path, workspace: Path) -> None:
     """Runs `dvc repro` up to the evaluation in the workspace: every stage for real, nothing from a cache."""
-    programs = os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))
-    environ = {"PATH": programs, "DO_NOT_TRACK": "true"}
+    environ = {**environments.programs_of(python), "DO_NOT_TRACK": "true", SOURCE_VARIABLE: anchors.tracking_uri()}
     run([str(python), "-m", "dvc", "repro", "--no-run-cache", LAST_STAGE], workspace, environ)
 
 
@@ -162,7 +152,7 @@ def made(workspace: Path) -> Made:
 
     What the policy does not depend on, such as a reward model beside a verifier's score, is not made again.
     """
-    entries = lock_stages({records.LOCK: (workspace / records.LOCK).read_bytes()})
+    entries = records.lock_stages({records.LOCK: (workspace / records.LOCK).read_bytes()})
     paths = [path for entry in entries.values() for path in records.hashes(entry.get("outs", []))]
     outs = {path: dvc_md5(workspace / path) for path in paths if (workspace / path).exists()}
     evaluation = json.loads((workspace / "metrics/evaluation.json").read_bytes())

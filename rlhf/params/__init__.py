@@ -16,10 +16,12 @@ from rlhf.params.registry import Gate, Registry
 from rlhf.params.section import (
     MOST,
     NOTHING,
+    REGISTERED,
     REWARD_MODEL_PATH,
     Count,
     Fit,
     Name,
+    NonNegative,
     Section,
     Seed,
     Share,
@@ -29,6 +31,7 @@ from rlhf.params.section import (
 
 __all__ = [
     "NOTHING",
+    "REGISTERED",
     "REWARD_MODEL_PATH",
     "Critic",
     "Data",
@@ -60,7 +63,7 @@ __all__ = [
 
 def is_directory(source: str) -> bool:
     """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
-    return "://" not in source and source != "tiny:"
+    return "://" not in source and source != "tiny:" and not source.startswith(REGISTERED)
 
 
 class Runtime(Section):
@@ -188,7 +191,7 @@ class Finetune(Fit):
 
 class Sft(Section):
     source: Name
-    """Checkpoint to start from: `tiny:`, a directory, `hf://org/name@revision`, or `wheel://package==version/path`."""
+    """`tiny:`, a directory, `hf://org/name@revision`, `wheel://package==version/path` or `models:/NAME@ALIAS`."""
     reads: Name
     """The same path where source is a directory; `conf/nothing` otherwise."""
     tiny: Tiny
@@ -242,8 +245,10 @@ class Evaluation(Section):
 
 
 class Limits(Section):
-    """Time limits of the stages in a flow, the wait for a device apart. No stage depends on them."""
+    """What flows may take: disk, and time for each stage, its wait for a device apart. No stage depends on them."""
 
+    disk_gb: NonNegative
+    """Gigabytes (1e9) for workspaces, DVC's cache, states, journals, artifacts: a run refuses over it; 0: no limit."""
     prepare_data_seconds: Size
     """How long prepare_data may take; 0 for no limit."""
     fetch_sft_seconds: Size

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 NOTHING = "conf/nothing"
 """An empty dependency that never changes, for a `reads` key whose source is elsewhere."""
+REGISTERED = "models:/"
+"""How the URI of a registered model begins."""
 REWARD_MODEL_PATH = "models/reward"
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf import anchors
 from rlhf.errors import UserError
-from rlhf.registry.champion import CHAMPION, holder
+from rlhf.registry.champion import CHAMPION
+from rlhf.registry.lookup import holder
 from rlhf.registry.server import download, has_model, server
 from rlhf.registry.versions import CANDIDATE
 from rlhf.tracking.server import quiet_mlflow, reason, without_password

@@ -23,7 +23,8 @@ from rlhf.evaluation.right_answers import RightAnswers, read_right_answers
 from rlhf.params import Gate
 from rlhf.registry import gate as gates
 from rlhf.registry.gate import Candidate, Champion, Verdict
-from rlhf.registry.server import download, files, has_model, lock, server, upload
+from rlhf.registry.lookup import find, find_model, holder, require_files
+from rlhf.registry.server import download, files, lock, server, upload
 from rlhf.registry.versions import Version
 
 if TYPE_CHECKING:
@@ -81,21 +82,21 @@ def decide(
 
 
 def promote(name: str, number: str, reason: str) -> str:
-    """Makes the version `number` champion by hand; returns what was done.
+    """Makes the version with that number (or alias) champion by hand; returns what was done.
 
     Raises UserError where there is no such version, where its files are gone, or for an empty reason.
     """
     said = _said(reason)
     with lock("move", name), server() as registry:
-        chosen = _version(registry, name, number)
+        chosen = find(registry, name, number)
         champion = holder(registry, name, CHAMPION)
         if champion and champion.version == chosen.version:
-            return f"{name} version {number} is the champion already"
-        _require_files(chosen)
+            return f"{name} version {chosen.version} is the champion already"
+        require_files(chosen)
         if WITHDRAWN in chosen.tags:
-            registry.delete_model_version_tag(name, number, WITHDRAWN)
+            registry.delete_model_version_tag(name, chosen.version, WITHDRAWN)
         _crown(registry, chosen, champion, f"promoted by hand: {said}")
-    return f"{name} version {number} is champion" + (f"; previous: {champion.version}" if champion else "")
+    return f"{name} version {chosen.version} is champion" + (f"; previous: {champion.version}" if champion else "")
 
 
 def rollback(name: str, reason: str) -> str:
@@ -111,7 +112,7 @@ def rollback(name: str, reason: str) -> str:
             raise UserError(
                 f"{name} has no champion to go back to: make promote version=N reason=... takes any version"
             )
-        _require_files(previous)
+        require_files(previous)
         registry.set_model_version_tag(name, champion.version, WITHDRAWN, said)
         if WITHDRAWN in previous.tags:
             registry.delete_model_version_tag(name, previous.version, WITHDRAWN)
@@ -208,38 +209,6 @@ def _standing(registry: MlflowClient, name: str, number: str) -> str:
     if version.tags.get(GATE) == "refused":
         return f"refused by the gate: {version.tags[REASONS]}"
     return f"no longer champion: that is {f'version {champion}' if champion else 'none'}"
-
-
-def holder(registry: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """The version that has the alias; None where none has. Raises UserError where there is no such model."""
-    number = find_model(registry, name).aliases.get(alias)
-    return registry.get_model_version(name, str(number)) if number else None
-
-
-def find_model(registry: MlflowClient, name: str) -> RegisteredModel:
-    """The registered model; raises UserError where nothing is registered under that name."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return registry.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        raise UserError(f"no model {name} is registered: run the pipeline first: make run") from None
-
-
-def _version(registry: MlflowClient, name: str, number: str) -> ModelVersion:
-    """The version `number`; raises UserError that lists those that there are."""
-    find_model(registry, name)
-    versions = {str(version.version): version for version in registry.search_model_versions(f"name='{name}'")}
-    if number not in versions:
-        raise UserError(f"{name} has no version {number!r}: take one of {', '.join(sorted(versions, key=int))}")
-    return versions[number]
-
-
-def _require_files(version: ModelVersion) -> None:
-    if not has_model(version):
-        raise UserError(f"{version.name} version {version.version}: its files are gone: take another version")
 
 
 def _is_same_policy(one: ModelVersion, other: ModelVersion) -> bool:

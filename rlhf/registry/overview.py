@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlhf.evaluation.wording import percent, signed_points
-from rlhf.registry.champion import GATE, REASONS, WITHDRAWN, find_model, moves
+from rlhf.registry.champion import GATE, REASONS, WITHDRAWN, moves
+from rlhf.registry.lookup import find_model
 from rlhf.registry.server import server
 
 if TYPE_CHECKING:

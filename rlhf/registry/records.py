@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rlhf import anchors, machine
-from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import MANIFEST, Manifest, checkpoint_hash
+from rlhf.patches import changes
 from rlhf.registry.server import download, files, server, upload
 from rlhf.registry.versions import Version
 
@@ -63,7 +61,7 @@ def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Rec
     if (sft / MANIFEST).is_file() and checkpoint_hash(sft) == manifest.parents.get("sft"):
         places[SFT] = sft / MANIFEST
     found = {name: path.read_bytes() for name, path in places.items()}
-    if diff := changes(anchors.CHECKOUT):
+    if diff := changes(anchors.CHECKOUT, NEW_CODE):
         found[DIFF] = diff
         code = {**code, DIFF_TAG: sha256(diff).hexdigest()}
     return Records(found, code)
@@ -71,14 +69,21 @@ def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Rec
 
 def locked(workspace: Path) -> dict[str, Any]:
     """The stages in the workspace's `dvc.lock`; empty where there is none, or where it tells of another policy."""
-    import yaml
-
-    lock = workspace / "dvc.lock"
-    if not lock.is_file():
-        return {}
-    stages: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+    stages = read_lock(workspace / LOCK)
     made = hashes(stages.get("train_ppo", {}).get("outs", []))
     return stages if made.get("models/policy") == dvc_md5(workspace / "models/policy") else {}
+
+
+def read_lock(lock: Path) -> dict[str, Any]:
+    """The stages in a lock file; empty where there is none."""
+    return _stages(lock.read_bytes()) if lock.is_file() else {}
+
+
+def _stages(content: bytes) -> dict[str, Any]:
+    import yaml
+
+    stages: dict[str, Any] = (yaml.safe_load(content) or {}).get("stages", {})
+    return stages
 
 
 def hashes(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -109,38 +114,19 @@ def read(version: ModelVersion) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in download(version, FOLDER, Path(place)).iterdir()}
 
 
+def lock_stages(found: Mapping[str, bytes]) -> dict[str, Any]:
+    """The stages of the `dvc.lock` among the records that made the policy and its evaluation; `register` is none."""
+    return {name: entry for name, entry in _stages(found.get(LOCK, b"")).items() if name != "register"}
+
+
+def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
+    """md5 of all data that the stages read, by its path."""
+    deps = {path: md5 for entry in lock_stages(found).values() for path, md5 in hashes(entry.get("deps", [])).items()}
+    return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
+
+
 def machine_of(run_id: str) -> dict[str, str]:
     """The tags that say what a run ran on."""
     with server() as registry:
         tags = registry.get_run(run_id).data.tags
     return {key: value for key, value in tags.items() if key.startswith(machine.PREFIX)}
-
-
-def changes(checkout: Path) -> bytes:
-    """What the files that git knows, and new ones in NEW_CODE, have beyond the commit, as `git apply` takes it.
-
-    `dvc.lock` and `params.yaml` are left out, which are records of their own. Empty without git.
-    """
-    index = anchors.git("rev-parse", "--path-format=absolute", "--git-path", "index", directory=checkout)
-    if not index or anchors.git("rev-parse", "HEAD", directory=checkout) is None:
-        return b""
-    with TemporaryDirectory() as place:
-        own_index = Path(place, "index")  # new files are announced in a copy, so that the user's index stays as it is
-        if Path(index).is_file():
-            shutil.copy(index, own_index)
-        new = [name for name in NEW_CODE if (checkout / name).is_dir()]
-        _git(checkout, own_index, "add", "--intent-to-add", "--", *new)
-        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-        rest = ("HEAD", "--", ".", ":!dvc.lock", ":!params.yaml")
-        return _git(checkout, own_index, "diff", "--binary", "--full-index", *plain, *rest)
-
-
-def _git(checkout: Path, index: Path, *arguments: str) -> bytes:
-    command = ["git", "-C", str(checkout), *arguments]
-    done = subprocess.run(
-        command, check=False, env=anchors.git_environment() | {"GIT_INDEX_FILE": str(index)}, capture_output=True
-    )
-    if done.returncode:
-        fault = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"{checkout}: git {arguments[0]}: {fault}: mend the repository, and register again")
-    return done.stdout

@@ -28,9 +28,9 @@ UPLOAD_TIMEOUT_SECONDS = 600
 
 
 @contextmanager
-def server() -> Iterator[MlflowClient]:
-    """The registry's client; whatever MLflow raises becomes one line."""
-    mlflow, uri = quiet_mlflow(), anchors.tracking_uri()
+def server(uri: str = "") -> Iterator[MlflowClient]:
+    """The client of the registry at `uri`, or else of our own; whatever MLflow raises becomes one line."""
+    mlflow, uri = quiet_mlflow(), uri or anchors.tracking_uri()
     from sqlalchemy.exc import SQLAlchemyError
 
     mlflow.set_tracking_uri(uri)  # for logging and loading models, which take no client
@@ -120,3 +120,12 @@ def patience() -> Iterator[None]:
         yield
     finally:
         os.environ[variable] = before
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for a moment, on a disk that has room for models."""
+    place = anchors.registry_lock().parent
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place) as made:
+        yield Path(made)

@@ -6,15 +6,25 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models.checkpoints import checkpoint_hash, read_manifest, verify_files
-from rlhf.registry.server import LIBRARY, SERVED_POLICY, download, files, has_model, lock, patience, server
+from rlhf.registry.lookup import checkpoint_path
+from rlhf.registry.server import (
+    LIBRARY,
+    SERVED_POLICY,
+    download,
+    files,
+    has_model,
+    lock,
+    patience,
+    scratch,
+    server,
+)
 from rlhf.tracking import Run
 
 if TYPE_CHECKING:
@@ -116,7 +126,7 @@ def _log_model(
     if not (run.id and run.flush()):
         raise MlflowException("no run can be made")
     mlflow.set_experiment(experiment_id=registry.get_run(run.id).info.experiment_id)
-    with patience(), _scratch() as place, _without_links(directory) as plain:
+    with patience(), scratch() as place, _without_links(directory) as plain:
         constraints = place / "constraints.txt"
         constraints.write_text("\n".join(map(str, _locked(LOCK_FILE))))
         return Model.log(
@@ -193,7 +203,7 @@ def _is_whole(version: ModelVersion, directory: Path) -> bool:
     """Whether the version still has the files that it was registered with, those of `directory` by name and size."""
     if not has_model(version):
         return False
-    checkpoint = _checkpoint(version)
+    checkpoint = checkpoint_path(version)
     for folder in {path.parent for path in directory.rglob("*") if path.is_file()}:
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
         if not sizes.items() <= files(version, str(checkpoint / folder.relative_to(directory))).items():
@@ -204,14 +214,9 @@ def _is_whole(version: ModelVersion, directory: Path) -> bool:
 def _has_same_bytes(version: ModelVersion, directory: Path) -> bool:
     """Whether what the server keeps is, by hash, what the manifest in `directory` lists."""
     wanted = read_manifest(directory).files | {"manifest.json": checkpoint_hash(directory)}
-    with _scratch() as place:
-        copy = download(version, str(_checkpoint(version)), place)
+    with scratch() as place:
+        copy = download(version, str(checkpoint_path(version)), place)
         return all((copy / name).is_file() and sha256_file(copy / name) == digest for name, digest in wanted.items())
-
-
-def _checkpoint(version: ModelVersion) -> PurePosixPath:
-    """Where the checkpoint lies in the version; `artifacts` itself where it is gone."""
-    return PurePosixPath("artifacts", *files(version, "artifacts"))
 
 
 @contextmanager
@@ -220,17 +225,8 @@ def _without_links(directory: Path) -> Iterator[Path]:
     if not any(path.is_symlink() for path in (directory, *directory.rglob("*"))):
         yield directory
         return
-    with _scratch() as place:
+    with scratch() as place:
         yield Path(shutil.copytree(directory, place / directory.name))
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A directory for a moment, on a disk that has room for models."""
-    place = anchors.registry_lock().parent
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place) as scratch:
-        yield Path(scratch)
 
 
 def _requirements(lock_file: Path) -> list[str]:

@@ -137,7 +137,7 @@ class Run:
         """
         place = source or path
         place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
-        digest = dvc_md5(path)[:MAX_DIGEST]
+        digest = dataset_digest(path)
         self._log({"op": "dataset", "name": name, "digest": digest, "source": str(place), "context": context})
 
     def flush(self) -> bool:
@@ -220,6 +220,21 @@ def pipeline_run(params: Mapping[str, object], tags: Mapping[str, str]) -> Itera
     run.begin()
     with _ended(run, on_demand=False):
         yield run
+
+
+@contextmanager
+def evaluation_run(params: Mapping[str, object], tags: Mapping[str, str]) -> Iterator[Run]:
+    """The run of evaluating a registered version; of the nested `params` it shows those of the stage `evaluate`."""
+    name = "evaluate_registered"
+    run = Run(name, _tags("registry", "rlhf") | {"stage": name} | dict(tags), params_of("evaluate", params))
+    run.begin()
+    with _ended(run, on_demand=False):
+        yield run
+
+
+def dataset_digest(path: Path) -> str:
+    """By what MLflow knows a data file: its DVC md5, as far as MLflow keeps it."""
+    return dvc_md5(path)[:MAX_DIGEST]
 
 
 def cached_child(parent: str, stage: str, outs: Mapping[str, str]) -> None:

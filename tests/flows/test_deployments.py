@@ -23,7 +23,8 @@ def entry(name: str) -> dict[str, Any]:
 
 def test_every_deployment_is_of_a_flow_and_of_the_pool() -> None:
     names = [full_name(each) for each in entries()]
-    assert set(names) == {"pipeline/nightly", "pipeline/on-demand", "promote/by-hand", "rollback/by-hand"}
+    by_hand = {f"{flow}/by-hand" for flow in ("evaluate_registered", "promote", "rollback")}
+    assert set(names) == {"pipeline/nightly", "pipeline/on-demand"} | by_hand
     assert len(names) == len(set(names))
     assert {each["work_pool"]["name"] for each in entries()} == {POOL}
 

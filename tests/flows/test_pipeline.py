@@ -10,13 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from flows import pipeline as command_line
+from flows import servers
+from rlhf import anchors
 from rlhf.anchors import CHECKOUT
+from tasks import disk
 from tasks.supervisor import LINUX, descendants
 from tests.tasks.test_summary import split
 from tests.tasks.test_supervisor import is_running
@@ -104,6 +108,20 @@ def test_params_that_are_wrong_are_refused_before_anything_is_started() -> None:
 def test_overrides_whose_quotes_are_open_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["--from-make", " seed='1"]) == 2
     assert capsys.readouterr().err == "pipeline: overrides=seed='1: No closing quotation: close every quotation\n"
+
+
+def test_a_disk_budget_that_is_used_up_is_told_before_params_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/nothing").touch()
+    monkeypatch.setattr(anchors, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(servers, "prefect_api", lambda: nullcontext(lambda: pytest.fail("waited for the server")))
+    monkeypatch.setattr(disk, "used", lambda: {"artifacts": 2_000_000_000, "journals": 10})
+    assert command_line.main(["scale=smoke", "limits.disk_gb=1.5"]) == 1
+    expected = "limits.disk_gb=1.5: 2.0 GB are taken (artifacts 2.0): make gc, or raise the limit"
+    assert capsys.readouterr().err == f"pipeline: {expected}\n"
+    assert not (tmp_path / "params.yaml").exists()
 
 
 def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:

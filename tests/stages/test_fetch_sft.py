@@ -3,16 +3,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from rlhf import anchors, tracking
 from rlhf.config import compose, validate
 from rlhf.errors import UserError
 from rlhf.models import checkpoints
-from rlhf.models.checkpoints import load_policy, load_tokenizer, read_manifest
+from rlhf.models.checkpoints import checkpoint_hash, load_policy, load_tokenizer, read_manifest
 from rlhf.models.tiny import make_tiny
+from rlhf.registry import versions
+from rlhf.registry.lookup import SOURCE_VARIABLE, pinned
 from rlhf.stage import Stage
 from stages import fetch_sft
+from tests.policies import save_policy
 
 
 class Log:
@@ -60,6 +65,35 @@ def test_a_directory_goes_the_same_way(tmp_path: Path) -> None:
     directory, log = run(tmp_path, f"sft.source={mine}", f"sft.reads={mine}")
     assert (directory / "model.safetensors").read_bytes() == (mine / "model.safetensors").read_bytes()
     assert log.params == {"fetched": {"revision": read_manifest(directory).revision, "license": "not stated"}}
+
+
+def test_a_registered_policy_is_what_the_next_one_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"model-{uuid4().hex}"
+    policy = save_policy(tmp_path / "policy")
+    with tracking.stage_run("register", {}) as log:
+        versions.register_policy(policy, name=name, metrics={}, lineage={}, max_new_tokens=12, run=log)
+    digest = checkpoint_hash(policy)
+    assert pinned(f"models:/{name}@candidate") == pinned(f"models:/{name}/1") == f"models:/{name}/1#sha256={digest}"
+
+    source = f"models:/{name}/1#sha256={digest}"
+    directory, _ = run(tmp_path, f"sft.source='{source}'")
+    assert (directory / "model.safetensors").read_bytes() == (policy / "model.safetensors").read_bytes()
+    manifest = read_manifest(directory)
+    assert (manifest.kind, manifest.source, manifest.revision) == ("fetched", source, f"sha256:{digest}")
+    assert manifest.parents == {"policy": digest}
+    assert sorted(path.name for path in directory.parent.iterdir()) == ["fetched"]
+    for wrong, fault in (
+        (f"models:/{name}/1#sha256={'0' * 64}", f"its manifest has SHA-256 {digest}"),
+        (f"models:/{name}@champion", f"{name} has no version 'champion': take one of candidate, 1"),
+    ):
+        (tmp_path / wrong[-3:]).mkdir()
+        with pytest.raises(UserError, match=f"^sft.source={wrong}: {fault}"):
+            run(tmp_path / wrong[-3:], f"sft.source='{wrong}'")
+
+    monkeypatch.setenv(SOURCE_VARIABLE, anchors.tracking_uri())  # as when a version is made again in a clone
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (tmp_path / "clone").mkdir()
+    assert read_manifest(run(tmp_path / "clone", f"sft.source='{source}'")[0]) == manifest
 
 
 def test_a_checkpoint_without_chat_template_stops_the_stage(tmp_path: Path) -> None:

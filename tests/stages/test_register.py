@@ -16,6 +16,7 @@ from rlhf import anchors, config, tracking
 from rlhf.config import compose
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import checkpoint_hash, read_manifest, write_manifest
+from rlhf.patches import changes
 from rlhf.registry import records
 from rlhf.stage import run_stage
 from stages.register import main
@@ -246,7 +247,7 @@ def test_the_version_leads_to_lock_params_sft_and_machine(workspace, store):
     run_stage("register", main, [])
     version = store.get_model_version_by_alias(model_name(), "candidate")
     found = records_of(version)
-    diff = records.changes(anchors.CHECKOUT)
+    diff = changes(anchors.CHECKOUT, records.NEW_CODE)
     expected = {
         "dvc.lock": "dvc.lock",
         "params.yaml": "params.yaml",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from rlhf import hub
 from rlhf.config import compose
 from rlhf.errors import UserError
 from tasks.references import pin
+from tests.registered import add_version, store
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -41,6 +44,22 @@ def test_what_does_not_move_asks_nobody(asked: list[tuple[str, str, str]]) -> No
         raw = compose(overrides)
         assert pin(raw) == (raw, [])
     assert asked == []
+
+
+def test_an_alias_becomes_the_version_with_its_hash() -> None:
+    name = f"model-{uuid4().hex}"
+    for policy in ("f00d", "beef"):
+        add_version(name, policy)
+    store().set_registered_model_alias(name, "champion", "2")
+    source = f"models:/{name}@champion"
+    raw = compose([f"sft.source={source}"])
+    assert raw["sft"]["reads"] == "conf/nothing"
+    fixed, pins = pin(raw)
+    assert fixed["sft"]["source"] == f"models:/{name}/2#sha256=beef"
+    assert pins == [f"sft.source {source} is models:/{name}/2#sha256=beef"]
+    assert pin(fixed) == (fixed, [])
+    with pytest.raises(UserError, match=f"^sft.source=models:/{name}/3: {name} has no version '3': take one of"):
+        pin(compose([f"sft.source=models:/{name}/3"]))
 
 
 def test_a_hub_out_of_reach_names_the_param() -> None:

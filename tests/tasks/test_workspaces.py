@@ -10,8 +10,8 @@ import pytest
 
 from rlhf import anchors
 from rlhf.errors import UserError
-from tasks import workspaces
-from tasks.workspaces import interpreter, name_of, uncommitted, workspace
+from rlhf.patches import changes
+from tasks.workspaces import name_of, workspace
 
 
 def git(place: Path, *arguments: str) -> str:
@@ -46,8 +46,7 @@ def test_a_workspace_has_the_commit_and_the_main_checkouts_cache_and_goes_when_i
         cache = [sys.executable, "-m", "dvc", "cache", "dir"]
         found = subprocess.run(cache, cwd=made.path, check=True, capture_output=True, text=True).stdout.strip()
         assert Path(found) == checkout / ".dvc" / "cache"
-        assert uncommitted(made.path) == b""
-        assert interpreter(made.path) == Path(sys.executable)
+        assert changes(made.path) == b""
     assert [path.name for path in (checkout / ".workspaces").iterdir()] == ["sweep.lock"]
     assert git(checkout, "worktree", "list").count("\n") == 0
 
@@ -94,19 +93,6 @@ def test_two_at_once_have_their_own_and_one_name_has_one_holder(checkout: Path) 
         with pytest.raises(UserError, match="works in .*one: wait for it or stop it"), workspace("one"):
             pass
         assert (one.path / "code.py").exists()
-
-
-def test_only_another_lock_file_wants_an_environment_of_its_own(checkout: Path) -> None:
-    with workspace("run") as made:
-        assert workspaces.environment_commands(made.path) == []
-        (made.path / "requirements.lock").write_text("one==2\n")
-        make, install = workspaces.environment_commands(made.path)
-        assert make[-1] == str(made.path / ".venv")
-        assert install[-2:] == ["--require-hashes", "requirements.lock"]
-        own = made.path / ".venv" / "bin" / "python"
-        own.parent.mkdir(parents=True)
-        own.symlink_to(sys.executable)
-        assert interpreter(made.path) == own
 
 
 def test_names_fit_into_a_path() -> None:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from rlhf import anchors, tracking
-from rlhf.lineage import history as histories
 from rlhf.lineage.__main__ import main
 from rlhf.registry import records
 from rlhf.registry.records import Records
@@ -138,8 +137,8 @@ def test_a_version_without_records_says_what_was_not_kept(name, capsys):
         ("gsm8k-policy", 2, "gsm8k-policy: no version of a model: write models:/gsm8k-policy@champion or"),
         ("models:/gsm8k-policy", 2, "models:/gsm8k-policy: no version of a model"),
         ("models:/nobody@champion", 1, "no model nobody is registered"),
-        ("models:/{name}@champion", 1, "models:/{name}@champion: not registered: take one of 1"),
-        ("models:/{name}/12", 1, "models:/{name}/12: not registered: take one of 1"),
+        ("models:/{name}@champion", 1, "{name} has no version 'champion': take one of 1"),
+        ("models:/{name}/12", 1, "{name} has no version '12': take one of 1"),
     ],
 )
 def test_what_is_not_there_is_one_line(name, capfd, uri, code, fault):
@@ -158,6 +157,6 @@ def test_a_server_that_is_down_is_one_line(monkeypatch, capfd):
 
 
 def test_register_made_nothing_of_the_policy():
-    assert list(histories.lock_stages(FILES)) == ["prepare_data", "train_ppo"]
-    assert histories.data_read(FILES) == {"data/prepared/train.parquet": "d1"}
-    assert histories.lock_stages({}) == {}
+    assert list(records.lock_stages(FILES)) == ["prepare_data", "train_ppo"]
+    assert records.data_read(FILES) == {"data/prepared/train.parquet": "d1"}
+    assert records.lock_stages({}) == {}

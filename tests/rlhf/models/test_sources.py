@@ -167,7 +167,10 @@ def test_what_cannot_be_trained_is_refused_by_name(
     [
         ("/no/such/directory", "no such directory"),
         ("tiny:large", "nothing may follow tiny:"),
-        ("s3://bucket/model", "unknown kind: take tiny:, hf://, wheel:// or a directory"),
+        ("s3://bucket/model", "unknown kind: take tiny:, hf://, wheel://, models:/ or a directory"),
+        ("models:/name", "write models:/NAME@ALIAS or models:/NAME/NUMBER"),
+        ("models:/name/3#sha256=abc", "write models:/NAME@ALIAS or models:/NAME/NUMBER"),
+        ("models:/name/3", "no registry to copy name 3"),
         ("hf://justaname", "write hf://org/name@revision"),
         ("wheel://p/model.gguf", "write wheel://package==version"),
         ("wheel://--index-url==1/m.gguf", "write wheel://package==version"),

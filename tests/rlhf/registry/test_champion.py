@@ -341,7 +341,7 @@ def test_wrong_words_are_refused_in_one_line(name):
     with pytest.raises(UserError, match=f"^no model {name} is registered: run the pipeline first: make run$"):
         champion.promote(name, "1", "why")
     reign(name, 60, 80)
-    with pytest.raises(UserError, match=f"^{name} has no version '7': take one of 1, 2$"):
+    with pytest.raises(UserError, match=f"^{name} has no version '7': take one of champion, previous, 1, 2$"):
         champion.promote(name, "7", "why")
     for reason in ("", " \n", "x" * 501):
         with pytest.raises(UserError, match="^the reason has .* characters: give one of 1 to 500"):
