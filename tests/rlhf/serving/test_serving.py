@@ -6,15 +6,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from mlflow import MlflowClient
 
@@ -23,37 +16,10 @@ from rlhf.generation.answering import AnsweringPolicy, Settings
 from rlhf.registry import versions
 from rlhf.serving.__main__ import main
 from tests.policies import save_policy
+from tests.served import SECONDS, serving, wait_for
 
 NAME = "served"
 QUESTION = "Tom has 3 apples and eats 2. How many are left?"
-SECONDS = 180
-
-
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """The service in a process of its own, and a client; ended by its id whatever happens."""
-    command = [sys.executable, "-m", "rlhf.serving", "--name", NAME, "--port", "0", "--poll", "1", *arguments]
-    process = subprocess.Popen(command, cwd=anchors.CHECKOUT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        (address,) = re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
-        with httpx.Client(base_url=address, timeout=SECONDS) as client:
-            yield process, client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(client: httpx.Client, **wanted: Any) -> dict[str, Any]:
-    """The health, as soon as it says what is `wanted`."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        health: dict[str, Any] = client.get("/health/ready").json()
-        found = health | {"number": health["version"] and health["version"]["number"]}
-        if wanted.items() <= found.items():
-            return health
-        assert time.monotonic() < deadline, health
-        time.sleep(0.1)
 
 
 def children(process: int) -> list[int]:
@@ -70,7 +36,7 @@ def test_the_champion_answers_and_hands_over_to_the_next(tmp_path_factory) -> No
     store.set_registered_model_alias(NAME, "champion", "1")
     asked = {"questions": [QUESTION], "samples": 3, "temperature": 1.0, "seed": 7}
 
-    with serving() as (process, client):
+    with serving(NAME) as (process, client):
         health = wait_for(client, ready=True)
         assert (health["version"], health["fault"]) == ({"name": NAME, "number": "1", "alias": "champion"}, None)
         for number, policy in enumerate(policies, start=1):
