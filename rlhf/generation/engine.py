@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
+from rlhf.generation.decoders import Sampler, make_decoder
 from rlhf.generation.sampling import Draw, next_tokens
 from rlhf.models.token_logprobs import output_logits
+
+REFILL_BELOW = 0.9  # the share of rows under way up to which new prompts join them: each joining reads all weights once
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,24 @@ class Sample:
     kept: list[list[int]] | None = None
 
 
+@dataclass
+class _Row:
+    """A response under way."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    masses: list[float] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
+    finished: bool = False
+
+    def sample(self) -> Sample:
+        """The response, now that it is complete."""
+        mass = sum(self.masses) / len(self.masses)
+        kept = self.kept if any(self.kept) else None
+        return Sample(self.tokens, self.logprobs, self.finished, kept_mass=mass, kept=kept)
+
+
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
@@ -52,6 +74,7 @@ def generate(
     uniforms: NDArray[np.float64] | None = None,
     stop: Callable[[Sequence[int]], bool] | None = None,
     on_rows: Callable[[int], None] | None = None,
+    sampler: Sampler = "transformers",
 ) -> list[Sample]:
     """One response a prompt, in the order of the prompts.
 
@@ -69,27 +92,40 @@ def generate(
             response i, so that a response does not depend on its neighbours.
         stop: called with a response's tokens after each; True ends the response like a stop token.
         on_rows: called with the number of rows that were completed.
+        sampler: which decoder runs the model; see `make_decoder`.
 
-    Raises UserError where a prompt and its response may not fit the model's context.
+    Raises UserError where a prompt and its response may not fit the model's context, or the decoder cannot run it.
     """
+    if not prompts:
+        return []
     _check_context(model, prompts, max_new_tokens)
     stops = set(stop_ids)
 
-    def ended(tokens: Sequence[int]) -> bool:
-        return tokens[-1] in stops or (stop is not None and stop(tokens))
+    def over(row: _Row) -> bool:
+        row.finished = row.tokens[-1] in stops or (stop is not None and stop(row.tokens))
+        return row.finished or len(row.tokens) == max_new_tokens
 
-    sampler = partial(next_tokens, temperature=temperature, top_k=top_k, top_p=top_p, exact=exact)
-    samples: list[Sample | None] = [None] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        drawn = None if uniforms is None else torch.from_numpy(uniforms[rows]).to(model.device)
-        batch = _decode([prompts[row] for row in rows], model, sampler, ended, pad_id, max_new_tokens, drawn)
-        for row, sample in zip(rows, batch, strict=True):
-            samples[row] = sample
-        if on_rows:
-            on_rows(len(rows))
-    return [sample for sample in samples if sample is not None]
+    draw = partial(next_tokens, temperature=temperature, top_k=top_k, top_p=top_p, exact=exact)
+    rows = [_Row(number) for number in range(len(prompts))]
+    waiting = deque(sorted(rows, key=lambda row: len(prompts[row.number])))
+    active: list[_Row] = []
+    decoder = make_decoder(sampler, model, prompts, min(batch_size, len(prompts)), max_new_tokens, pad_id)
+    while waiting or active:
+        if waiting and (not active or (decoder.refills and len(active) <= batch_size * REFILL_BELOW)):
+            growing = [waiting.popleft() for _ in range(min(batch_size - len(active), len(waiting)))]
+            hidden = decoder.admit([prompts[row.number] for row in growing])
+            active = active + growing
+        else:
+            growing = active
+            hidden = decoder.step(torch.tensor([row.tokens[-1] for row in active], device=model.device))
+        _grow(growing, draw(output_logits(model, hidden), uniforms=_next_uniforms(uniforms, growing, model.device)))
+        done = {row.number for row in growing if over(row)}
+        if done:
+            going = [place for place, row in enumerate(active) if row.number not in done]
+            active = [active[place] for place in decoder.keep(going)]
+            if on_rows:
+                on_rows(len(done))
+    return [row.sample() for row in rows]
 
 
 def _check_context(model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -103,71 +139,18 @@ def _check_context(model: PreTrainedModel, prompts: Sequence[Sequence[int]], max
         )
 
 
-def _decode(
-    prompts: Sequence[Sequence[int]],
-    model: PreTrainedModel,
-    sampler: Callable[..., Draw],
-    ended: Callable[[Sequence[int]], bool],
-    pad_id: int,
-    max_new_tokens: int,
-    uniforms: Tensor | None,
-) -> list[Sample]:
-    """Decodes one batch; rows that are done leave it, so that the rest runs faster."""
-    device = model.device
-    tokens, attention, lengths = _pad_left(prompts, pad_id, device)
-    cache = DynamicCache(config=model.config)
-    positions = (torch.arange(-tokens.shape[1], 0, device=device) + lengths[:, None]).clamp_min(0)
-    hidden = model.base_model(
-        input_ids=tokens, attention_mask=attention, position_ids=positions, cache=cache, use_cache=True
-    ).last_hidden_state[:, -1]
-    active = torch.arange(len(prompts), device=device)
-    chosen: list[list[int]] = [[] for _ in prompts]
-    logprobs: list[list[float]] = [[] for _ in prompts]
-    masses: list[list[float]] = [[] for _ in prompts]
-    kept: list[list[list[int]]] = [[] for _ in prompts]
-    finished = [False] * len(prompts)
-
-    for step in range(max_new_tokens):
-        draw = sampler(output_logits(model, hidden), uniforms=None if uniforms is None else uniforms[active, step])
-        rows = active.tolist()
-        numbers = (column.tolist() for column in (draw.tokens, draw.logprobs, draw.kept_mass))
-        for row, token, logprob, mass, ids in zip(rows, *numbers, draw.kept or [[]] * len(rows), strict=True):
-            chosen[row].append(token)
-            logprobs[row].append(logprob)
-            masses[row].append(mass)
-            kept[row].append(ids)
-            finished[row] = ended(chosen[row])
-        going = [place for place, row in enumerate(rows) if not finished[row]]
-        if step + 1 == max_new_tokens or not going:
-            break
-        new = draw.tokens
-        if len(going) < len(rows):
-            keep = torch.tensor(going, device=device)
-            active, new, attention = active[keep], new[keep], attention[keep]
-            cache.batch_select_indices(keep)
-        attention = torch.nn.functional.pad(attention, (0, 1), value=1)
-        hidden = model.base_model(
-            input_ids=new[:, None],
-            attention_mask=attention,
-            position_ids=(lengths[active] + step)[:, None],
-            cache=cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
-    return [
-        Sample(tokens, scores, done, kept_mass=sum(mass) / len(mass), kept=ids if any(ids) else None)
-        for tokens, scores, done, mass, ids in zip(chosen, logprobs, finished, masses, kept, strict=True)
-    ]
+def _next_uniforms(uniforms: NDArray[np.float64] | None, rows: Sequence[_Row], device: torch.device) -> Tensor | None:
+    """(n,) the numbers that decide each row's next token."""
+    if uniforms is None:
+        return None
+    return torch.from_numpy(uniforms[[row.number for row in rows], [len(row.tokens) for row in rows]]).to(device)
 
 
-def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, P), attention mask (B, P) and lengths (B,).
-
-    On the left, so that no padding comes to stand between a prompt and its response: sliding windows and the cache
-    count places, not positions.
-    """
-    lengths = [len(prompt) for prompt in prompts]
-    width = max(lengths)
-    tokens = torch.tensor([[*[pad_id] * (width - len(prompt)), *prompt] for prompt in prompts], device=device)
-    sizes = torch.tensor(lengths, device=device)
-    attention = (torch.arange(width, device=device) >= width - sizes[:, None]).long()
-    return tokens, attention, sizes
+def _grow(rows: Sequence[_Row], draw: Draw) -> None:
+    """Adds a token to each row."""
+    columns = draw.tokens.tolist(), draw.logprobs.tolist(), draw.kept_mass.tolist(), draw.kept or [[]] * len(rows)
+    for row, token, logprob, mass, ids in zip(rows, *columns, strict=True):
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        row.masses.append(mass)
+        row.kept.append(ids)

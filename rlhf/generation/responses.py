@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf.generation.decoders import Sampler
 from rlhf.generation.engine import Sample, generate
 from rlhf.generation.stopping import stop_strings
 
@@ -25,6 +26,7 @@ def sample_responses(
     exact: bool = False,
     stop: Sequence[str] = (),
     on_rows: Callable[[int], None] | None = None,
+    sampler: Sampler = "transformers",
 ) -> list[Sample]:
     """One response a prompt, in their order, up to the tokenizer's end-of-sequence or the first of the texts `stop`.
 
@@ -44,4 +46,5 @@ def sample_responses(
         uniforms=uniforms,
         stop=stop_strings(tokenizer, stop),
         on_rows=on_rows,
+        sampler=sampler,
     )

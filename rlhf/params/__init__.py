@@ -75,6 +75,8 @@ class Runtime(Section):
     """CPU threads; a fixed number, because sums change with it."""
     deterministic: bool
     """Refuse kernels whose result changes from run to run."""
+    sampler: Literal["transformers", "native"]
+    """What runs the model that is sampled from: transformers, or our own decoder for the Llama family on CPUs."""
 
 
 class Prompt(Section):
@@ -288,6 +290,8 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:
+        if self.distributed.strategy == "fsdp" and self.runtime.sampler == "native":
+            raise ValueError("distributed.strategy=fsdp samples from sharded models: take runtime.sampler=transformers")
         if self.distributed.strategy == "fsdp" and self.ppo.lora.rank:
             raise ValueError("distributed.strategy=fsdp trains all weights: take ddp, or ppo.lora.rank=0")
         return self

@@ -52,6 +52,7 @@ def sample_iteration(
         seed=seed,
         iteration=iteration,
         ranks=ranks,
+        sampler=params.runtime.sampler,
     )
 
 

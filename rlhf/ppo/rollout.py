@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response
 from rlhf.distributed import ALONE, Ranks
+from rlhf.generation.decoders import Sampler
 from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
@@ -109,6 +110,7 @@ def sample(
     seed: int,
     iteration: int,
     ranks: Ranks = ALONE,
+    sampler: Sampler = "transformers",
 ) -> Rollout:
     """Samples `samples_per_prompt` responses for each of the prompts with these numbers in the train split; of all
     these rows this rank's share.
@@ -132,6 +134,7 @@ def sample(
         top_p=settings.top_p,
         exact=exact,
         stop=settings.stop,
+        sampler=sampler,
     )
     batch = pad([p.tokens for p in chosen], [s.tokens for s in samples], tokenizer.eos_token_id).to(model.device)
     flat = torch.tensor([value for s in samples for value in s.logprobs], device=model.device)

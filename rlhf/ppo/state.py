@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlhf import faults, locks
 from rlhf.errors import UserError, first_line
+from rlhf.generation.llama import kernels
 from rlhf.hashes import dvc_md5
 from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
@@ -30,7 +31,7 @@ STATE_FILE = "state.safetensors"
 
 
 def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
-    """The key of a run: params, the inputs' hashes, code, the lock file, torch with its threads and processor."""
+    """The key of a run: params, the inputs' hashes, code, the lock file, torch with threads and processor, kernels."""
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
     parts = {
         "params": settings,
@@ -38,6 +39,7 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
         "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
         "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
         "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
+        "kernels": kernels.description(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]

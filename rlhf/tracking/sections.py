@@ -7,7 +7,15 @@ from collections.abc import Mapping
 SECTIONS = {
     "prepare_data": ("data",),
     "fetch_sft": ("seed", "sft.source", "sft.tiny"),
-    "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
+    "finetune_sft": (
+        "prompt",
+        "runtime.deterministic",
+        "runtime.device",
+        "runtime.dtype",
+        "runtime.threads",
+        "seed",
+        "sft.finetune",
+    ),
     "collect_preferences": ("ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
     "train_reward": ("evaluation.confidence", "ppo.sampling", "prompt", "reward_model", "runtime", "seed"),
     "train_ppo": ("distributed", "evaluation.batch_size", "ppo", "prompt", "runtime", "seed", "verifier"),

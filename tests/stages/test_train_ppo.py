@@ -128,6 +128,19 @@ def test_sharded_models_write_the_policy_of_whole_ones(workspace: Path) -> None:
     assert numbers(outputs(workspace)["plots/ppo.csv"]) == pytest.approx(numbers(whole["plots/ppo.csv"]), abs=1e-4)
 
 
+def test_the_native_sampler_trains_the_policy_that_transformers_does(workspace: Path) -> None:
+    found = []
+    for sampler in ("transformers", "native"):
+        shutil.rmtree(workspace / "runs", ignore_errors=True)
+        code, _, err = run(PYTHON, workspace, f"runtime.sampler={sampler}")
+        assert (code, err) == (0, "")
+        found.append(outputs(workspace))
+    theirs, ours = (load(files["models/policy/model.safetensors"]) for files in found)
+    for tensor in theirs:
+        torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=0, atol=1e-5)
+    assert numbers(found[1]["plots/ppo.csv"]) == pytest.approx(numbers(found[0]["plots/ppo.csv"]), abs=1e-4)
+
+
 def test_a_fault_of_all_ranks_is_one_line_and_their_exit_code(workspace: Path) -> None:
     (workspace / "models" / "sft").rename(workspace / "models" / "hidden")
     try:
