@@ -66,12 +66,18 @@ def journal_dir() -> Path:
     return Path(os.environ.get("RLHF_JOURNAL_DIR") or main_checkout() / ".journal").absolute()
 
 
+def mirror_dir() -> Path:
+    """Where mirrors of the metrics lie: RLHF_MIRROR_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_MIRROR_DIR") or main_checkout() / ".mirror").absolute()
+
+
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
     return {
         "MLFLOW_TRACKING_URI": tracking_uri(),
         "RLHF_STATE_DIR": str(state_dir()),
         "RLHF_JOURNAL_DIR": str(journal_dir()),
+        "RLHF_MIRROR_DIR": str(mirror_dir()),
         "DO_NOT_TRACK": "true",
     }
 

@@ -225,7 +225,9 @@ def _tracked(name: str, params: Params, ranks: Ranks) -> AbstractContextManager[
     """The stage's tracking run; the first rank alone keeps a journal."""
     from rlhf import tracking
 
-    return tracking.stage_run(name, params.model_dump()) if ranks.first else nullcontext(tracking.SilentRun())
+    if not ranks.first:
+        return nullcontext(tracking.SilentRun())
+    return tracking.stage_run(name, params.model_dump(), params.tracking.mirror)
 
 
 def override_place(workspace: Path, stage: str, params: Params) -> Path:

@@ -246,6 +246,13 @@ class Evaluation(Section):
     """Level of every interval."""
 
 
+class Tracking(Section):
+    """Where metrics go beside MLflow. No stage depends on it."""
+
+    mirror: Literal["none", "tensorboard", "wandb"]
+    """A copy of every stage's metrics, for TensorBoard or Weights & Biases; the package of that name is needed."""
+
+
 class Limits(Section):
     """What flows may take: disk, and time for each stage, its wait for a device apart. No stage depends on them."""
 
@@ -287,6 +294,7 @@ class Params(Section):
     registry: Registry
     gate: Gate
     limits: Limits
+    tracking: Tracking
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:

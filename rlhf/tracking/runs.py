@@ -19,7 +19,7 @@ from uuid import uuid4
 from rlhf import anchors, faults
 from rlhf.hashes import dvc_md5
 from rlhf.redaction import redact
-from rlhf.tracking import server
+from rlhf.tracking import mirrors, server
 from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import Record, Writer
 from rlhf.tracking.sections import flatten, params_of
@@ -46,8 +46,16 @@ MAX_VALUE, MAX_DIGEST = 6000, 36
 class Run:
     """A run, known on every server by its `key`; what it is given to log before it is begun is logged then."""
 
-    def __init__(self, name: str, tags: Mapping[str, str], params: Mapping[str, object], parent: str = "") -> None:
-        """`parent` is the key of the run whose child it is."""
+    def __init__(
+        self,
+        name: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, object],
+        parent: str = "",
+        mirror: mirrors.Kind = "none",
+    ) -> None:
+        """`parent` is the key of the run whose child it is; raises UsageError for a mirror whose package is missing."""
+        mirrors.require(mirror)
         self.key = f"{name}-{uuid4().hex[:12]}"
         self._sender = sender(anchors.tracking_uri())
         self._writer: Writer | None = None
@@ -60,6 +68,9 @@ class Run:
             "tags": _redacted(tags),
         }
         self._early: list[Record] = []
+        self._params = params
+        self._mirror_kind = mirror
+        self._mirror: mirrors.Mirror | None = None
         self.log_params(params)
 
     @property
@@ -81,6 +92,9 @@ class Run:
             for record in (self._header, *self._early):
                 self._writer.append(record)
             self._sender.add(self._writer.journal)
+            if self._mirror_kind != "none":
+                names = self._header["name"], self._header["parent"]
+                self._mirror = mirrors.Mirror(self._mirror_kind, self.key, *names, self._params)
         return self._writer
 
     def resume(self, place: Path) -> None:
@@ -96,8 +110,10 @@ class Run:
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Logs one point a key, at this moment; a key has one point a step, the first one."""
-        numbers = {key: float(value) for key, value in values.items()}
-        self._log({"op": "points", "time": _now(), "step": step or 0, "values": numbers})
+        numbers, moment = {key: float(value) for key, value in values.items()}, _now()
+        self._log({"op": "points", "time": moment, "step": step or 0, "values": numbers})
+        if self._mirror:
+            self._mirror.log(numbers, step or 0, moment)
 
     def log_params(self, values: Mapping[str, object]) -> None:
         """Logs params under dotted keys; a value longer than MLflow keeps is cut."""
@@ -151,6 +167,8 @@ class Run:
         writer.append({"op": "end", "time": _now(), "status": status})
         faults.reach("journal.ended")
         writer.close()
+        if self._mirror:
+            self._mirror.close()
         self._sender.settle(writer.journal)
 
     def close(self, status: str) -> None:
@@ -200,13 +218,13 @@ class SilentRun(Run):
 
 
 @contextmanager
-def stage_run(stage: str, params: Mapping[str, object]) -> Iterator[Run]:
-    """The run of one stage: a child of the run in $RLHF_PARENT_RUN_KEY, if there is one.
+def stage_run(stage: str, params: Mapping[str, object], mirror: mirrors.Kind = "none") -> Iterator[Run]:
+    """The run of one stage: a child of the run in $RLHF_PARENT_RUN_KEY, if there is one, with its mirror.
 
     Of the nested `params` it shows those of SECTIONS. It ends as FINISHED, FAILED, or KILLED when interrupted.
     """
     parent = os.environ.get(PARENT_VARIABLE, "")
-    run = Run(stage, _tags(stage, "stages"), params_of(stage, params), parent)
+    run = Run(stage, _tags(stage, "stages"), params_of(stage, params), parent, mirror)
     if stage not in (*ON_DEMAND, *RESUMABLE):
         run.begin()
     with _ended(run, on_demand=stage in ON_DEMAND):

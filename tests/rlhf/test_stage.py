@@ -47,8 +47,8 @@ def log(monkeypatch) -> Log:
     log = Log()
 
     @contextmanager
-    def fake(_stage: str, params: dict[str, object]) -> Iterator[Log]:
-        assert params["seed"] == 0
+    def fake(_stage: str, params: dict[str, object], mirror: str) -> Iterator[Log]:
+        assert (params["seed"], mirror) == (0, "none")
         log.end = "open"
         try:
             yield log

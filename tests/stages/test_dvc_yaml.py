@@ -51,6 +51,7 @@ DIRECT = {
     "registry": "register",
     "gate": "register",
     "limits": "",
+    "tracking": "",
 }
 """Which stages a changed key reruns by itself; the longest prefix counts. What depends on their outputs follows."""
 
