@@ -104,6 +104,7 @@ def running(checkout: Path, environ: Mapping[str, str]) -> Iterator[Servers]:
             "MLFLOW_TRACKING_URI": found.mlflow,
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         }
         # The server is up when flows need it: `make ui` starts meanwhile.
         command = [sys.executable, "-m", "flows.ui"]

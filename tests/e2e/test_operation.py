@@ -62,6 +62,7 @@ def test_each_task_has_the_lines_of_its_stage(operation: Operation) -> None:
     assert any(line.startswith("train_ppo: best validation accuracy ") for line in log)
     assert any("█" in line and f" {ITERATIONS}/{ITERATIONS} " in line for line in log)
     assert any("refused by the gate" in line for line in operation.log(operation.night, "register"))
+    assert not [line for line in log if line.startswith("[transformers]")]
     commit = workspaces.succeed(["git", "rev-parse", "HEAD"], operation.place, dict(os.environ)).strip()
     assert any(line.startswith(f"commit {commit} in ") for line in operation.log(operation.night))
 
