@@ -94,9 +94,17 @@ def _parse(override: str) -> tuple[str, Any]:
     except HydraException as error:
         hint = """write key=value, with quotes around a value that holds = , { or }: key='"value"'"""
         raise UsageError(f"override {override!r}: {first_line(error)}: {hint}") from None
+    if parsed.key_or_group in _groups() and isinstance(parsed.value(), str):
+        remedy = f"compose params.yaml with it: python -m rlhf.config compose {override}, or make run {override}"
+        raise UsageError(f"override {override!r}: {parsed.key_or_group} is a group of conf/, and no key: {remedy}")
     if parsed.type is not OverrideType.CHANGE or parsed.is_sweep_override() or not parsed.key_or_group:
         raise UsageError(f"override {override!r}: write key=value with one value, for example ppo.kl.coef=0.02")
     return parsed.key_or_group, parsed.value()
+
+
+def _groups() -> set[str]:
+    """The names of the groups in `conf/`."""
+    return {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
 
 
 def _paths_read(config: Any, overridden: Mapping[str, Any]) -> dict[str, str]:

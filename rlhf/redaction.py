@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -37,6 +38,20 @@ def redact(text: str) -> str:
     for _, value in sorted(_of_environment(), key=lambda found: -len(found[1])):
         text = text.replace(value, MASK)
     return text
+
+
+def redact_bytes(content: bytes) -> bytes:
+    """What a file holds, without secrets; one that is no text, for it holds a zero byte, is left as it is."""
+    if b"\0" in content:
+        return content
+    return redact(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def redact_files(place: Path) -> None:
+    """Takes the secrets out of a file, or out of all files of a directory."""
+    for path in [place, *place.rglob("*")]:
+        if path.is_file() and (clean := redact_bytes(content := path.read_bytes())) != content:
+            path.write_bytes(clean)
 
 
 def secret_in(text: str) -> str | None:

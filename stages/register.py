@@ -57,7 +57,16 @@ def main(stage: Stage) -> None:
         run=stage.log,
     )
     records.file(version, found)
-    card = model_card.render(name, manifest, evaluation, ppo, kl, params.data, version.tags, limit)
+    card = model_card.render(
+        name,
+        manifest=manifest,
+        evaluation=evaluation,
+        ppo=ppo,
+        kl=kl,
+        data=params.data,
+        lineage=version.tags,
+        max_new_tokens=limit,
+    )
     uncommitted = (stage.workspace / UNCOMMITTED).is_file()
     standing = champion.decide(version, candidate, Papers(answers, card), params.gate, method, uncommitted)
     print(f"register: {name} version {version.number}, policy {version.policy_hash[:12]}{again}: {standing}")

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf import machine, tracking
+from rlhf import machine
 from rlhf.errors import UsageError
 from rlhf.registry import records
 from rlhf.registry.champion import COMPARED_WITH, GATE, REASONS, WITHDRAWN
 from rlhf.registry.lookup import URI, find, find_model
 from rlhf.registry.server import server
+from rlhf.tracking.server import search_by_outs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -105,7 +106,7 @@ def _stages(registry: MlflowClient, version: ModelVersion, found: Mapping[str, b
     runs = []
     for stage, entry in records.lock_stages(found).items():
         outs = records.hashes(entry.get("outs", []))
-        run_id = version.tags.get(f"{stage}_run_id") or tracking.find_run_by_outs(stage, outs)
+        run_id = version.tags.get(f"{stage}_run_id") or (outs and search_by_outs(registry, stage, outs)) or None
         tags = registry.get_run(run_id).data.tags if run_id else {}
         runs.append(StageRun(stage, run_id, outs, machine.of_tags(tags)))
     return tuple(runs)

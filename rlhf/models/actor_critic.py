@@ -156,7 +156,7 @@ def checkpoint_layers(model: nn.Module) -> None:
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and part.supports_gradient_checkpointing:
-            part.gradient_checkpointing_enable({"use_reentrant": False})
+            part.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     for part in model.modules():
         if isinstance(part, GradientCheckpointingLayer):
             part.training = True

@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
 from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers
 from rlhf.models.batches import pad
-from rlhf.models.checkpoints import load_policy, load_reward_model, read_manifest
+from rlhf.models.checkpoints import MANIFEST, load_policy, load_reward_model, read_manifest
 from rlhf.models.lora import add_adapter, has_adapter
 from rlhf.models.reward_model import Normalisation
 from rlhf.models.sharding import is_sharded, shard, whole
@@ -104,8 +104,16 @@ def reward_model_scorer(reward_model: Path, params: Params) -> RewardModelScorer
 
 
 def normalisation(reward_model: Path) -> Normalisation:
-    """The mean and deviation of the reward model's score over SFT samples, which its manifest keeps."""
-    return Normalisation(**read_manifest(reward_model).extra["normalisation"])
+    """The mean and deviation of the reward model's score over SFT samples, which its manifest keeps.
+
+    Raises UserError where it does not.
+    """
+    kept = read_manifest(reward_model).extra.get("normalisation")
+    if not isinstance(kept, dict) or kept.keys() != set(Normalisation._fields):
+        raise UserError(
+            f"{reward_model / MANIFEST}: extra.normalisation lacks the score's mean and std: run dvc repro train_reward"
+        )
+    return Normalisation(**kept)
 
 
 def prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, params: Params) -> list[Prompt]:
@@ -131,8 +139,11 @@ def validation(
 ) -> Callable[[ActorCritic], Validation]:
     """What PPO calls to validate: the share of right greedy answers, with a scorer their mean score, and the panel.
 
-    Each rank answers its share of the problems.
+    Each rank answers its share of the problems. Raises UserError where no prompt is short enough: each answer would
+    count as wrong, and no iteration as better than the start.
     """
+    if not any(encode_prompts(tokenizer, [problem.question for problem in problems], params.prompt)):
+        raise UserError(f"prompt.max_tokens={params.prompt.max_tokens}: no validation problem fits: raise it")
     panel = panel_of(problems, params.ppo.panel)
     share = problems[ranks.share(len(problems))]
 

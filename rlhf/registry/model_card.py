@@ -24,6 +24,7 @@ SCORES = {
 
 def render(
     name: str,
+    *,
     manifest: Manifest,
     evaluation: Mapping[str, Any],
     ppo: Mapping[str, int],

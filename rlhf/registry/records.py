@@ -6,7 +6,8 @@
     sft_manifest.json   the manifest of the checkpoint that PPO started from
     evaluation.json     accuracies with their intervals
 
-`python -m rlhf.lineage` shows them and reproduces the policy from them.
+`python -m rlhf.lineage` shows them and reproduces the policy from them. Secrets in them are masked; the diff's hash is
+that of what is kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlhf import anchors, machine
 from rlhf.hashes import dvc_md5
 from rlhf.models.checkpoints import MANIFEST, Manifest, checkpoint_hash
 from rlhf.patches import changes
+from rlhf.redaction import redact_bytes
 from rlhf.registry.server import download, files, server, upload
 from rlhf.registry.versions import Version
 
@@ -60,8 +62,8 @@ def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Rec
         places[LOCK] = workspace / "dvc.lock"
     if (sft / MANIFEST).is_file() and checkpoint_hash(sft) == manifest.parents.get("sft"):
         places[SFT] = sft / MANIFEST
-    found = {name: path.read_bytes() for name, path in places.items()}
-    if diff := changes(anchors.CHECKOUT, NEW_CODE):
+    found = {name: redact_bytes(path.read_bytes()) for name, path in places.items()}
+    if diff := redact_bytes(changes(anchors.CHECKOUT, NEW_CODE)):
         found[DIFF] = diff
         code = {**code, DIFF_TAG: sha256(diff).hexdigest()}
     return Records(found, code)

@@ -35,6 +35,7 @@ from typing import Any
 
 from rlhf import faults, locks
 from rlhf.errors import UserError
+from rlhf.redaction import redact_files
 
 RECORDS, FILES, SENT, WRITER, DELIVERY = "records.jsonl", "files", "sent.json", "writer.lock", "delivery.lock"
 DIRECTORY_LOCK = "lock"
@@ -174,7 +175,10 @@ class Writer:
         faults.reach("journal.appended")
 
     def add_file(self, source: Path) -> str:
-        """Copies a file or a directory into the journal; its path there is for a record of op "artifact"."""
+        """Copies a file or a directory into the journal, texts without secrets, for a record of op "artifact".
+
+        Returns its path there.
+        """
         files = self.journal.place / FILES
         files.mkdir(exist_ok=True)
         copy = Path(mkdtemp(dir=files)) / source.name
@@ -182,6 +186,7 @@ class Writer:
             shutil.copytree(source, copy)
         else:
             shutil.copyfile(source, copy)
+        redact_files(copy)
         return str(copy.relative_to(files))
 
     def add_text(self, text: str, name: str) -> str:

@@ -6,6 +6,7 @@ It is a convenience beside MLflow: its own thread writes it, and where it fails 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -16,10 +17,14 @@ from typing import Literal, NamedTuple, Protocol
 
 from rlhf import anchors
 from rlhf.errors import UsageError, first_line
+from rlhf.redaction import redact
+from rlhf.tracking.journal import Record
 
 Kind = Literal["none", "tensorboard", "wandb"]
 
-CLOSE_SECONDS = 60.0
+WAIT_SECONDS = 20.0
+"""How long Weights & Biases may take to begin a run, and to send the rest of it at its end."""
+CLOSE_SECONDS = 2 * WAIT_SECONDS + 5
 """How long the end of a run waits for its mirror."""
 
 
@@ -53,14 +58,17 @@ class Mirror:
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
 
-    def log(self, values: Mapping[str, float], step: int, time: int) -> None:
-        """Hands over one step's values."""
-        self._queue.put(Points(dict(values), step, time))
+    def log(self, record: Record) -> None:
+        """Hands over a record of the journal, of which the points are copied."""
+        if record["op"] == "points":
+            self._queue.put(Points(record["values"], record["step"], record["time"]))
 
     def close(self) -> None:
         """Waits, but not for long, until everything is written."""
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._say(f"not done {CLOSE_SECONDS:.0f} s after the run's end")
 
     def _work(self) -> None:
         try:
@@ -70,8 +78,11 @@ class Mirror:
                 target.write(points)
             target.close()
         except Exception as error:  # of any kind: it is other people's code, and no run may end by it
-            said = f"tracking.mirror={self._kind}: {first_line(error)}: the run goes on without it"
-            print(f"tracking: {said}", file=sys.stderr, flush=True)
+            self._say(first_line(error))
+
+    def _say(self, fault: str) -> None:
+        line = redact(f"tracking: tracking.mirror={self._kind}: {fault}: the run goes on without it")
+        print(line, file=sys.stderr, flush=True)
 
 
 def require(kind: Kind) -> None:
@@ -126,6 +137,9 @@ class WeightsAndBiases:
             os.environ.setdefault("WANDB_MODE", "offline")
         import wandb
 
+        for earlier in place.glob(f"wandb/offline-run-*-{key}"):  # a resumed run logs all of its iterations again
+            shutil.rmtree(earlier)
+        self._row = 0
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "gsm8k-rlhf"),
             dir=str(place),
@@ -144,13 +158,20 @@ class WeightsAndBiases:
                 x_disable_stats=True,
                 x_disable_meta=True,
                 x_disable_machine_info=True,
+                init_timeout=WAIT_SECONDS,
+                finish_timeout=WAIT_SECONDS,
             ),
         )
         self._run.define_metric("*", step_metric="step")
 
     def write(self, points: Points) -> None:
-        """As `Target` has it."""
-        self._run.log({**points.values, "step": points.step, "_timestamp": points.time / 1000})
+        """As `Target` has it.
+
+        The package's own step must not go back, as ours does: it counts the rows, and a server that has some of a
+        resumed run's leaves those out.
+        """
+        self._run.log({**points.values, "step": points.step, "_timestamp": points.time / 1000}, step=self._row)
+        self._row += 1
 
     def close(self) -> None:
         """As `Target` has it."""

@@ -68,7 +68,7 @@ class Run:
             "tags": _redacted(tags),
         }
         self._early: list[Record] = []
-        self._params = params
+        self._params = {key: redact(v) if isinstance(v, str) else v for key, v in flatten(params).items()}
         self._mirror_kind = mirror
         self._mirror: mirrors.Mirror | None = None
         self.log_params(params)
@@ -95,6 +95,8 @@ class Run:
             if self._mirror_kind != "none":
                 names = self._header["name"], self._header["parent"]
                 self._mirror = mirrors.Mirror(self._mirror_kind, self.key, *names, self._params)
+                for record in self._early:
+                    self._mirror.log(record)
         return self._writer
 
     def resume(self, place: Path) -> None:
@@ -110,10 +112,8 @@ class Run:
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Logs one point a key, at this moment; a key has one point a step, the first one."""
-        numbers, moment = {key: float(value) for key, value in values.items()}, _now()
-        self._log({"op": "points", "time": moment, "step": step or 0, "values": numbers})
-        if self._mirror:
-            self._mirror.log(numbers, step or 0, moment)
+        numbers = {key: float(value) for key, value in values.items()}
+        self._log({"op": "points", "time": _now(), "step": step or 0, "values": numbers})
 
     def log_params(self, values: Mapping[str, object]) -> None:
         """Logs params under dotted keys; a value longer than MLflow keeps is cut."""
@@ -189,6 +189,8 @@ class Run:
             self._writer.append(record)
         else:
             self._early.append(record)
+        if self._mirror:
+            self._mirror.log(record)
 
 
 class SilentRun(Run):

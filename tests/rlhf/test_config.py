@@ -255,6 +255,8 @@ def test_the_last_of_two_overrides_wins():
         (["sft.source=wheel://a==1/b"], "with quotes around a value that holds = "),
         (["prompt.template={question}"], "with quotes around a value that holds = "),
         (["data.source=files"], "data: reads must name the directory"),
+        (["kl=adaptive"], "kl is a group of conf/, and no key: compose params.yaml with it: python -m rlhf.config com"),
+        (["data=files"], "python -m rlhf.config compose data=files, or make run data=files"),
         (["prompt.template='a\nb'"], "prompt: template must contain"),
     ],
 )

@@ -177,3 +177,32 @@ def test_a_run_holds_no_secret(planted: str, tmp_path: Path, monkeypatch: pytest
     }
     assert [path.read_text() for path in tmp_path.rglob("changes.diff")] == ["diff with ***"]
     assert planted.encode() not in (tmp_path / "mlflow.db").read_bytes()
+
+
+def test_nothing_secret_gets_into_mlflow_with_a_file(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is masked, in the journal already; the file itself, and one that is no text, stay as they are."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    files = {
+        "changes.diff": f"+token = {planted}".encode() + b" \xe9\n",
+        "docs/deep/page.html": b"<p>https://user:hunter22@host/</p>\r\n",
+        "plain.txt": b"nothing\r\n",
+        "weights": b"\0" + planted.encode(),
+    }
+    given = tmp_path / "given"
+    for name, content in files.items():
+        (given / name).parent.mkdir(parents=True, exist_ok=True)
+        (given / name).write_bytes(content)
+    with tracking.pipeline_run({}, {}) as run:
+        run.log_artifact(given / "changes.diff")
+        run.log_artifact(given)
+        assert planted.encode() not in b"".join(path.read_bytes() for path in anchors.journal_dir().rglob("*.diff"))
+    masked = files | {
+        "changes.diff": b"+token = *** \xe9\n",
+        "docs/deep/page.html": b"<p>https://user:***@host/</p>\r\n",
+    }
+    (kept,) = (tmp_path / "mlartifacts").glob("*/artifacts")
+    found = {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    assert found == {"changes.diff": masked["changes.diff"]} | {f"given/{name}": text for name, text in masked.items()}
+    assert {name: (given / name).read_bytes() for name in files} == files

@@ -42,7 +42,16 @@ def split(n: int, p_value: float) -> dict[str, Any]:
 def card(manifest: Manifest = MANIFEST, lineage: dict[str, str] = LINEAGE, p: float = 2e-5, *choices: str) -> str:
     evaluation = {"gate": split(400, 3e-6), "test": split(500, p)}
     data = validate(compose(["scale=smoke", *choices])).data
-    return render("my-policy", manifest, evaluation, {"best_iteration": 9, "iterations": 12}, 1.25, data, lineage, 128)
+    return render(
+        "my-policy",
+        manifest=manifest,
+        evaluation=evaluation,
+        ppo={"best_iteration": 9, "iterations": 12},
+        kl=1.25,
+        data=data,
+        lineage=lineage,
+        max_new_tokens=128,
+    )
 
 
 def test_it_says_what_made_the_policy_and_what_it_is_worth():

@@ -56,12 +56,13 @@ def test_a_run_by_itself_has_a_directory_of_its_own_and_mlflows_times(tmp_path: 
     assert [(point.step, point.wall_time) for point in events.Scalars("accuracy")] == [(0, 1_700_000_000.25)]
 
 
-def test_weights_and_biases_has_every_point_and_asks_no_server(tmp_path: Path) -> None:
+def test_weights_and_biases_has_every_point_once_after_a_resume_and_asks_no_server(tmp_path: Path) -> None:
     """In a process of its own: the package keeps a service, and threads, until its process ends."""
     environment = os.environ | {tracking.PARENT_VARIABLE: "pipeline-abc", "HTTPS_PROXY": "http://127.0.0.1:1"}
-    command = [sys.executable, "-m", "tests.rlhf.tracking.mirrored", "wandb"]
-    done = subprocess.run(command, cwd=anchors.CHECKOUT, env=environment, check=True, capture_output=True, text=True)
-    assert done.stderr == ""
+    command = [sys.executable, "-m", "tests.rlhf.tracking.mirrored", "wandb", str(tmp_path / "run")]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=anchors.CHECKOUT, env=environment, check=True, capture_output=True)
+        assert done.stderr == b""
     (file,) = (tmp_path / "mirror" / "wandb" / "wandb").glob("offline-run-*/*.wandb")
     run, history = read_wandb(file)
     assert (run.display_name, run.run_group, run.job_type, run.project) == (
@@ -71,7 +72,10 @@ def test_weights_and_biases_has_every_point_and_asks_no_server(tmp_path: Path) -
         "gsm8k-rlhf",
     )
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["seed"] == 3
-    assert [(row["step"], row["kl"]) for row in history] == [(step, step / 8) for step in range(STEPS)]
+    assert [(row["_step"], row["step"], row.get("kl"), row.get("too_long")) for row in history] == [
+        (0, 0, None, 2),
+        *((1 + step, step, step / 8, None) for step in range(STEPS)),
+    ]
 
 
 def leveldb_log(data: bytes) -> Iterator[bytes]:
