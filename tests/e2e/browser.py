@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.programs import missing
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 120
 # Root may not use Chromium's sandbox, and a container's /dev/shm is small. No request leaves the machine.
 OPTIONS = [
     "--no-sandbox",
@@ -19,6 +19,11 @@ OPTIONS = [
     "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+# MLflow opens it beside every page that a browser sees for the first time.
+WITHOUT_ASSISTANT = """
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+"""
 
 
 @contextmanager
@@ -31,6 +36,7 @@ def page() -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
         try:
             found = browser.new_page(viewport={"width": 1280, "height": 800})
+            found.add_init_script(WITHOUT_ASSISTANT)
             found.set_default_timeout(1000 * PATIENCE_SECONDS)
             expect.set_options(timeout=1000 * PATIENCE_SECONDS)
             yield found

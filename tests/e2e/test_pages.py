@@ -65,7 +65,7 @@ def test_prefect_shows_the_artifacts(operation: Operation, page: Page, pictures:
     picture(page, pictures / "prefect-summary.png")
 
 
-def test_the_form_has_our_choices_and_refuses_others(operation: Operation, page: Page, pictures: Path) -> None:
+def test_the_form_has_our_choices(operation: Operation, page: Page, pictures: Path) -> None:
     page.goto(f"{operation.servers.prefect}/deployments/deployment/{operation.deployment('pipeline/on-demand').id}/run")
     shows(page, "What scores an answer: the right final number, the reward model, or both", "Allow Dirty", "Overrides")
     picture(page, pictures / "prefect-form.png")
@@ -82,12 +82,8 @@ def test_prefect_shows_the_schedule_and_the_scheduled_run(operation: Operation, 
 
 
 def mlflow(operation: Operation, page: Page, place: str) -> None:
-    """Opens a page of MLflow's, without the assistant beside it."""
     page.goto(f"{operation.servers.mlflow}/#/{place}")
     shows(page, MODEL if "models" in place else "gsm8k-rlhf")
-    close = page.locator('[data-component-id="mlflow.assistant.chat_panel.close"]')
-    if close.count():
-        close.click()
 
 
 def test_mlflow_shows_the_curves(operation: Operation, page: Page, pictures: Path) -> None:
