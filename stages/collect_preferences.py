@@ -72,7 +72,7 @@ def sample_answers(stage: Stage, problems: list[Problem], numbers: np.ndarray) -
             batch_size=settings.batch_size,
             stop=stage.params.ppo.sampling.stop,
             on_rows=bar.advance,
-            sampler=stage.params.runtime.sampler,
+            sampler=stage.params.generation.sampler,
         )
     texts: list[list[str]] = [[] for _ in problems]
     for row, sample in zip(rows, samples, strict=True):

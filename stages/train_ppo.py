@@ -111,7 +111,7 @@ def processes(params: Params) -> int:
 
 def deciding(params: Params) -> dict[str, object]:
     """The params that decide the result, for the state's key and the manifest."""
-    sections = params.model_dump(include={"seed", "runtime", "distributed", "prompt", "verifier", "ppo"})
+    sections = params.model_dump(include={"seed", "runtime", "generation", "distributed", "prompt", "verifier", "ppo"})
     return sections | {"evaluation": {"batch_size": params.evaluation.batch_size}}
 
 

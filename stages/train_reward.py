@@ -143,7 +143,7 @@ def normalise(
             top_p=sampling.top_p,
             stop=sampling.stop,
             on_rows=bar.advance,
-            sampler=stage.params.runtime.sampler,
+            sampler=stage.params.generation.sampler,
         )
     finished = [(prompt, s.tokens) for prompt, s in zip(prompts, samples, strict=True) if s.finished]
     if len(finished) < 2:

@@ -88,7 +88,7 @@ def evaluate_model(
             batch_size=params.evaluation.batch_size,
             stop=stop_strings(tokenizer, params.ppo.sampling.stop),
             on_rows=on_rows,
-            sampler=params.runtime.sampler,
+            sampler=params.generation.sampler,
         )
     )
     return [

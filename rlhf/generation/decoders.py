@@ -51,7 +51,9 @@ def make_decoder(
     if sampler == "transformers":
         return TransformersDecoder(model, pad_id)
     if reason := weights.why_not(model):
-        raise UserError(f"runtime.sampler=native cannot run this model: {reason}: set runtime.sampler=transformers")
+        raise UserError(
+            f"generation.sampler=native cannot run this model: {reason}: set generation.sampler=transformers"
+        )
     return LlamaDecoder(model, prompts, rows, new_tokens)
 
 

@@ -75,6 +75,9 @@ class Runtime(Section):
     """CPU threads; a fixed number, because sums change with it."""
     deterministic: bool
     """Refuse kernels whose result changes from run to run."""
+
+
+class Generation(Section):
     sampler: Literal["transformers", "native"]
     """What runs the model that is sampled from: transformers, or our own decoder for the Llama family on CPUs."""
 
@@ -282,6 +285,7 @@ class Params(Section):
     seed: Seed
     """Seed of initial weights, sampling and shuffling."""
     runtime: Runtime
+    generation: Generation
     distributed: Distributed
     prompt: Prompt
     verifier: Verifier
@@ -298,8 +302,10 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _shards_are_trained_whole(self) -> Params:
-        if self.distributed.strategy == "fsdp" and self.runtime.sampler == "native":
-            raise ValueError("distributed.strategy=fsdp samples from sharded models: take runtime.sampler=transformers")
+        if self.distributed.strategy == "fsdp" and self.generation.sampler == "native":
+            raise ValueError(
+                "distributed.strategy=fsdp samples from sharded models: take generation.sampler=transformers"
+            )
         if self.distributed.strategy == "fsdp" and self.ppo.lora.rank:
             raise ValueError("distributed.strategy=fsdp trains all weights: take ddp, or ppo.lora.rank=0")
         return self

@@ -52,7 +52,7 @@ def sample_iteration(
         seed=seed,
         iteration=iteration,
         ranks=ranks,
-        sampler=params.runtime.sampler,
+        sampler=params.generation.sampler,
     )
 
 

@@ -26,7 +26,7 @@ ORDER = list(STAGES)
 DIRECT = {
     "seed": "fetch_sft finetune_sft collect_preferences train_reward train_ppo",
     "runtime": "finetune_sft collect_preferences train_reward train_ppo evaluate",
-    "runtime.sampler": "collect_preferences train_reward train_ppo evaluate",
+    "generation": "collect_preferences train_reward train_ppo evaluate",
     "prompt": "finetune_sft collect_preferences train_reward train_ppo evaluate",
     "verifier": "collect_preferences train_ppo evaluate",
     "data": "prepare_data",

@@ -132,7 +132,7 @@ def test_the_native_sampler_trains_the_policy_that_transformers_does(workspace: 
     found = []
     for sampler in ("transformers", "native"):
         shutil.rmtree(workspace / "runs", ignore_errors=True)
-        code, _, err = run(PYTHON, workspace, f"runtime.sampler={sampler}")
+        code, _, err = run(PYTHON, workspace, f"generation.sampler={sampler}")
         assert (code, err) == (0, "")
         found.append(outputs(workspace))
     theirs, ours = (load(files["models/policy/model.safetensors"]) for files in found)

@@ -198,5 +198,5 @@ def test_other_models_are_refused_in_one_line(model: str, reason: str) -> None:
     }[model]()
     with pytest.raises(UserError) as refused:
         sampled(made, [[5, 6]])
-    text = f"runtime.sampler=native cannot run this model: {reason}: set runtime.sampler=transformers"
+    text = f"generation.sampler=native cannot run this model: {reason}: set generation.sampler=transformers"
     assert str(refused.value) == text
