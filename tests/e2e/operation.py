@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFil
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import StateType
+from prefect.states import Cancelling, StateType
 
 from rlhf import tracking
 from tests.e2e import servers, workspaces
@@ -39,7 +39,8 @@ LIVELY = [
     f"ppo.iterations={ITERATIONS}",
     "gate.min_gain=1",
 ]
-CHOICES = {"scale": SCALE, "seed": "fixed", "overrides": ["runtime.threads=1", *(LIVELY if SCALE == "smoke" else [])]}
+OVERRIDES = ["runtime.threads=1", *(LIVELY if SCALE == "smoke" else [])]
+CHOICES = {"scale": SCALE, "seed": "fixed", "overrides": OVERRIDES}
 MODEL = "gsm8k-policy"
 REASON = "the test's own: nobody waits for a policy of this size"
 
@@ -65,6 +66,20 @@ class Operation:
         found = self.client.read_flow_run(run).state
         assert found is not None
         return found
+
+    def cancel(self, run: UUID) -> State[Any]:
+        """What the page's button does; the last state, which this waits for."""
+        self.client.set_flow_run_state(run, Cancelling())
+        return self.end(run)
+
+    def says(self, run: UUID, text: str, task: str | None = None) -> str:
+        """The first line with `text`, which this waits for: lines reach the server in batches, after a run's end too."""
+
+        def found() -> list[str]:
+            return [line for line in self.log(run, task) if text in line]
+
+        wait_until(found, f"a line with {text!r}", RUN_SECONDS)
+        return found()[0]
 
     def end(self, run: UUID) -> State[Any]:
         """The last state of a flow run, which this waits for."""

@@ -16,13 +16,15 @@ from flows.servers import HEARTBEAT_SECONDS
 from rlhf import config
 from tasks.dvc_stages import upstream
 from tests.e2e import workspaces
-from tests.e2e.operation import CHOICES, ITERATIONS, MODEL, REASON, Operation
+from tests.e2e.operation import CHOICES, ITERATIONS, MODEL, OVERRIDES, REASON, Operation
 from tests.e2e.test_pipeline import STAGES
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("operation")]
+pytestmark = pytest.mark.servers
 
 UNCHANGED = set(STAGES) - {"register"}
 """What DVC need not run again for the same params."""
+ENDLESS = 100_000
+"""So many iterations that nobody waits for their end."""
 
 
 def test_prefect_scheduled_the_night_itself_and_it_completed(operation: Operation) -> None:
@@ -58,13 +60,12 @@ def test_each_stage_was_a_task_that_waited_for_those_that_it_reads(operation: Op
 
 
 def test_each_task_has_the_lines_of_its_stage(operation: Operation) -> None:
-    log = operation.log(operation.night, "train_ppo")
-    assert any(line.startswith("train_ppo: best validation accuracy ") for line in log)
-    assert any("█" in line and f" {ITERATIONS}/{ITERATIONS} " in line for line in log)
-    assert any("refused by the gate" in line for line in operation.log(operation.night, "register"))
-    assert not [line for line in log if line.startswith("[transformers]")]
+    assert operation.says(operation.night, "train_ppo: best validation accuracy ", "train_ppo")
+    assert "█" in operation.says(operation.night, f" {ITERATIONS}/{ITERATIONS} ", "train_ppo")
+    assert operation.says(operation.night, "refused by the gate", "register")
     commit = workspaces.succeed(["git", "rev-parse", "HEAD"], operation.place, dict(os.environ)).strip()
-    assert any(line.startswith(f"commit {commit} in ") for line in operation.log(operation.night))
+    assert operation.says(operation.night, f"commit {commit} in ")
+    assert not [line for line in operation.log(operation.night) if line.startswith("[transformers]")]
 
 
 def test_the_stages_artifacts_are_whole(operation: Operation) -> None:
@@ -185,3 +186,26 @@ def test_a_person_makes_it_champion_from_the_form(operation: Operation) -> None:
     assert {name: str(number) for name, number in model.aliases.items()} == {"candidate": "1", "champion": "1"}
     (move,) = [text for key, text in model.tags.items() if key.startswith("move.")]
     assert move.endswith(f" champion none -> 1: promoted by hand: {REASON}")
+
+
+# --- stopped half-way
+
+
+def test_a_cancelled_run_goes_on_in_the_next_ones_workspace(operation: Operation) -> None:
+    assert operation.night  # whose first stages these runs take from the cache
+    overrides = [word for word in OVERRIDES if not word.startswith("ppo.iterations=")]
+    choices = CHOICES | {"overrides": [*overrides, f"ppo.iterations={ENDLESS}"]}
+    first = operation.start("pipeline/on-demand", choices=choices)
+    operation.says(first, f"/{ENDLESS} ")
+    assert operation.cancel(first).is_cancelled()
+    second = operation.start("pipeline/on-demand", choices=choices)
+    done = int(operation.says(second, "resumed after iteration ").rpartition(" ")[2])
+    assert done >= 1
+    operation.says(second, f"/{ENDLESS} ")
+    assert operation.cancel(second).is_cancelled()
+
+    run = operation.children(second)["train_ppo"]  # one run, which has moved on to the second pipeline's
+    assert "train_ppo" not in operation.children(first)
+    steps = [point.step for point in operation.mlflow.get_metric_history(run.info.run_id, "score")]
+    assert sorted(steps) == list(range(1, len(steps) + 1))  # each iteration once, in one run
+    assert len(steps) > done

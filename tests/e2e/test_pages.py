@@ -19,7 +19,7 @@ from tests.e2e import browser
 from tests.e2e.operation import MODEL, Operation
 from tests.e2e.test_pipeline import STAGES
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("operation")]
+pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from tests.e2e.servers import wait_for, wait_until
 
 pytestmark = [
     pytest.mark.servers,
-    pytest.mark.xdist_group("served"),
     pytest.mark.skipif(not LINUX, reason="finds processes in /proc"),
 ]
 
