@@ -83,7 +83,7 @@ test: $(STAMP) ## the tests that need no server
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not servers"
 
 test-all: test ## every test: also the pipeline on real servers, started for it on loopback, in a browser
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m servers tests/e2e
+	@$(BIN)/python -m pytest -m servers tests/e2e
 
 lint: $(STAMP) ## ruff, mypy, import contracts
 	@$(BIN)/ruff check .

@@ -73,7 +73,7 @@ class Operation:
         return self.end(run)
 
     def says(self, run: UUID, text: str, task: str | None = None) -> str:
-        """The first line with `text`, which this waits for: lines reach the server in batches, after a run's end too."""
+        """The first line with `text`, which this waits for: lines come in batches, after the end of a run too."""
 
         def found() -> list[str]:
             return [line for line in self.log(run, task) if text in line]

@@ -17,6 +17,7 @@ from rlhf import config
 from tasks.dvc_stages import upstream
 from tests.e2e import workspaces
 from tests.e2e.operation import CHOICES, ITERATIONS, MODEL, OVERRIDES, REASON, Operation
+from tests.e2e.servers import wait_until
 from tests.e2e.test_pipeline import STAGES
 
 pytestmark = pytest.mark.servers
@@ -106,9 +107,12 @@ def test_the_flow_said_that_it_is_alive(operation: Operation) -> None:
             "resource": {"id": [f"prefect.flow-run.{operation.night}"]},
         }
     }
-    run = operation.client.read_flow_run(operation.night)
-    found = operation.client.request("POST", "/events/filter", json=question).json()["events"]
-    assert len(found) >= run.total_run_time.total_seconds() // HEARTBEAT_SECONDS
+    wanted = operation.client.read_flow_run(operation.night).total_run_time.total_seconds() // HEARTBEAT_SECONDS
+
+    def found() -> int:
+        return len(operation.client.request("POST", "/events/filter", json=question).json()["events"])
+
+    wait_until(lambda: found() >= wanted, f"{wanted:.0f} heartbeats")
 
 
 # --- MLflow
