@@ -7,6 +7,7 @@ once, and reads only the places that a row has filled. The residual stream stays
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from rlhf.generation.llama import weights
 from rlhf.generation.llama.kernels import operations
 from rlhf.generation.llama.operations import Cache, heads
 
-State = tuple[Tensor, Tensor]  # keys and values of a layer, (tokens, kv heads, size) each
+State = tuple[Tensor, Tensor]  # a prompt's keys and values in a layer, (tokens, kv heads, size) each
 
 
 class LlamaDecoder:
@@ -37,19 +38,14 @@ class LlamaDecoder:
         self._start = [(nothing, nothing)] * len(w.layers)
         prefix = _common_start(prompts)
         if prefix:
-            self._start, _ = self._read([prefix])
+            self._read([prefix], self._keep_start)
             self._shared = len(prefix)
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """(n, D) final hidden states at the prompts' last tokens; their rows stand behind those under way."""
         own = [prompt[self._shared :] for prompt in prompts]
         lengths = list(map(len, own))
-        states, hidden = self._read(own)
-        for layer, (keys, values) in enumerate(states):
-            first_keys, first_values = self._start[layer]
-            pieces = zip(keys.split(lengths), values.split(lengths), strict=True)
-            for row, (key, value) in enumerate(pieces, start=self._rows):
-                self._cache.put(row, layer, torch.cat([first_keys, key]), torch.cat([first_values, value]))
+        hidden = self._read(own, self._keep_rows)
         ends = torch.tensor(lengths)
         self._cache.lengths[self._rows : self._rows + len(prompts)] = ends + self._shared
         self._rows += len(prompts)
@@ -76,27 +72,33 @@ class LlamaDecoder:
         self._rows = len(rows)
         return order
 
-    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[list[State], Tensor]:
-        """The layers' states and the final hidden states (N, D) of all tokens, the prompts one after the other.
+    def _keep_start(self, layer: int, states: Sequence[State]) -> None:
+        (self._start[layer],) = states
 
-        Each prompt is read behind the shared beginning.
+    def _keep_rows(self, layer: int, states: Sequence[State]) -> None:
+        for row, (keys, values) in enumerate(states, start=self._rows):
+            self._cache.put(row, layer, keys, values)
+
+    def _read(self, prompts: Sequence[Sequence[int]], keep: Callable[[int, Sequence[State]], None]) -> Tensor:
+        """The final hidden states (N, D) of all tokens, prompt after prompt, each read behind the shared beginning.
+
+        Layer by layer `keep` gets the prompts' states, the beginning included.
         """
         w = self._weights
         lengths = list(map(len, prompts))
         positions = torch.cat([torch.arange(length) for length in lengths]) + self._shared
-        states: list[State] = []
 
         def attention(layer: int, qkv: Tensor) -> Tensor:
             queries, keys, values = (x.to(w.dtype) for x in heads(qkv, w.layers[layer], positions, w))
-            states.append((keys, values))
-            pieces = zip(queries.split(lengths), keys.split(lengths), values.split(lengths), strict=True)
+            pieces = zip(keys.split(lengths), values.split(lengths), strict=True)
             first_keys, first_values = self._start[layer]
-            return torch.cat(
-                [_causal(q, torch.cat([first_keys, k]), torch.cat([first_values, v]), w.scale) for q, k, v in pieces]
-            )
+            states = [(torch.cat([first_keys, k]), torch.cat([first_values, v])) for k, v in pieces]
+            keep(layer, states)
+            asked = zip(queries.split(lengths), states, strict=True)
+            return torch.cat([_causal(q, k, v, w.scale) for q, (k, v) in asked])
 
         tokens = torch.tensor([token for prompt in prompts for token in prompt])
-        return states, self._forward(tokens, attention)
+        return self._forward(tokens, attention)
 
     def _forward(self, tokens: Tensor, attention: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Final hidden states (N, D) of N tokens, of which `attention` gives what they read in a layer."""
@@ -113,12 +115,9 @@ class LlamaDecoder:
 
 def _common_start(prompts: Sequence[Sequence[int]]) -> list[int]:
     """What all prompts begin with, short of the last token of the shortest."""
-    shared: list[int] = []
-    for tokens in zip(*prompts, strict=False):
-        if len(set(tokens)) > 1 or len(shared) == min(map(len, prompts)) - 1:
-            break
-        shared.append(tokens[0])
-    return shared
+    places = range(min(map(len, prompts)) - 1)
+    same = takewhile(lambda place: len({prompt[place] for prompt in prompts}) == 1, places)
+    return [prompts[0][place] for place in same]
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
