@@ -4,7 +4,8 @@
 // of its key-value heads, always in the same order. T is the type of the matrix products; sums are in float32.
 //
 // Keys lie transposed in blocks, (row, kv head, block, head size, BLOCK), so that the scores of neighbouring places are
-// computed together; values lie (row, kv head, capacity, head size).
+// computed together; values lie (row, kv head, capacity, head size). kernels.py gives BLOCK, MAX_GROUP and MAX_SIZE to
+// the compiler.
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +21,6 @@ struct Heads {
 };
 
 namespace {
-
-constexpr int BLOCK = 64;  // places whose scores are accumulated together
-constexpr int MAX_GROUP = 16, MAX_SIZE = 256;  // query heads that share a key head, and a head's width
 
 struct bfloat16 { std::uint16_t bits; };
 

@@ -17,13 +17,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.generation.llama.operations import Cache, Operations, TorchOperations
+from rlhf.generation.llama.operations import BLOCK, Cache, Operations, TorchOperations
 from rlhf.generation.llama.weights import Shape, Weights
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+MAX_GROUP, MAX_SIZE = 16, 256  # query heads that share a key head, and a head's width
+SIZES = (f"-DBLOCK={BLOCK}", f"-DMAX_GROUP={MAX_GROUP}", f"-DMAX_SIZE={MAX_SIZE}")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+    *SIZES,
+)
 COMPILE_SECONDS = 120
-MAX_GROUP, MAX_SIZE = 16, 256  # as in kernels.cpp
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -107,14 +118,15 @@ def _library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> Path:
     """The shared library of this source, compiler and processor; made where it is not there yet."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS).stdout
-    key = sha256(b"\0".join((SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()))).hexdigest()[:24]
+    flags = " ".join((*FLAGS, *SIZES)).encode()
+    key = sha256(b"\0".join((SOURCE.read_bytes(), flags, version, _processor()))).hexdigest()[:24]
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gsm8k-rlhf"
     target = directory / f"kernels-{key}.so"
     if not target.is_file():
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as place:
             made = Path(place) / target.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+            command = [compiler, *FLAGS, *SIZES, str(SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
             made.replace(target)
     return target
