@@ -117,12 +117,10 @@ def require_equal(clones: dict[str, Path]) -> None:
 
 def prefect(running: ExitStack, place: Path) -> str:
     """The API of a Prefect server for the measurement, as soon as it answers."""
-    port = str(servers.free_port())
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST, "--port", port]
+    port = servers.free_port()
     environ = {"PREFECT_HOME": str(place / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    address = f"http://{servers.HOST}:{port}/api"
-    running.enter_context(servers.server("overhead-prefect", command, f"{address}/health", environ)).wait()
-    return address
+    running.enter_context(servers.prefect_server(port, environ)).wait()
+    return f"http://{servers.HOST}:{port}/api"
 
 
 def mlflow(running: ExitStack, place: Path) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from urllib.error import HTTPError
@@ -125,6 +125,13 @@ def server(
         supervised(command, directory=anchors.CHECKOUT, environ=environ or {}, output=output) as process,
     ):
         yield Server(name, process, health, log)
+
+
+def prefect_server(port: int, environ: Mapping[str, str]) -> AbstractContextManager[Server]:
+    """Prefect's server with its page, on a port of this machine."""
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    command += ["--port", str(port), "--log-level", "WARNING"]
+    return server("prefect", command, f"http://{HOST}:{port}/api/health", environ)
 
 
 def _answers(url: str) -> bool:

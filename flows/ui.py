@@ -62,10 +62,7 @@ def start_prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
         return "Prefect", str(PREFECT_UI_URL.value() or PREFECT_API_URL.value()), None
     address = f"http://{servers.HOST}:{port}"
     servers.require_free(port)
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", servers.HOST]
-    command += ["--port", str(port), "--log-level", "WARNING"]
-    own = servers.server("prefect", command, f"{address}/api/health", access.for_prefect())
-    return "Prefect", address, running.enter_context(own)
+    return "Prefect", address, running.enter_context(servers.prefect_server(port, access.for_prefect()))
 
 
 def _worker(running: ExitStack, prefect: str) -> tuple[str, str, servers.Server]:
