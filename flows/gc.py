@@ -27,7 +27,6 @@ from rlhf.registry.leftovers import Leftover, leftovers
 from rlhf.tracking import journal
 from tasks import disk, workspaces
 
-STATE_LOCK = "lock"
 BUSY = "runs the pipeline in {}: wait for it or stop it"
 
 
@@ -127,7 +126,7 @@ def states() -> Iterator[Leftover]:
     for place in anchors.state_dir().glob("*/*/"):
         try:
             with _unused(place):
-                written = [path.stat().st_mtime for path in place.iterdir() if path.name != STATE_LOCK]
+                written = [path.stat().st_mtime for path in place.iterdir() if path != anchors.state_lock(place)]
         except UserError:
             continue
         yield Leftover(f"training state {place}", place, max(written, default=0), False, partial(_remove_state, place))
@@ -140,7 +139,7 @@ def _remove_state(place: Path) -> None:
 
 def _unused(state: Path) -> AbstractContextManager[None]:
     """Keeps stages from training on a state; raises UserError where one does."""
-    return locks.exclusive(state / STATE_LOCK, f"is training on {state}: wait for it or stop it")
+    return locks.exclusive(anchors.state_lock(state), f"is training on {state}: wait for it or stop it")
 
 
 def _say(line: str) -> None:

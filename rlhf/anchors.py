@@ -61,6 +61,11 @@ def state_dir() -> Path:
     return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()
 
 
+def state_lock(state: Path) -> Path:
+    """The file whose lock a stage holds while it trains on the state in the directory `state`."""
+    return state / "lock"
+
+
 def journal_dir() -> Path:
     """Where what runs log lies until a tracking server has it: RLHF_JOURNAL_DIR, or in the main checkout."""
     return Path(os.environ.get("RLHF_JOURNAL_DIR") or main_checkout() / ".journal").absolute()

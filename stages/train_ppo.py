@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf import anchors
 from rlhf.data.gsm8k import read_prepared
+from rlhf.generation import decoders
 from rlhf.models.checkpoints import (
     Manifest,
     checkpoint_hash,
@@ -53,7 +54,8 @@ def main(stage: Stage) -> None:
     reward_model = None if settings.reward.reads == NOTHING else stage.input(settings.reward.reads)
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
-    key = state.fingerprint(deciding(params), inputs, stage.workspace)
+    kernels = decoders.kernels(params.generation.sampler)
+    key = state.fingerprint(deciding(params), inputs, stage.workspace, kernels)
     directory = anchors.state_dir() / stage.name / key
     if stage.ranks.first:
         stage.held.enter_context(state.exclusive(directory))

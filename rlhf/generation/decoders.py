@@ -7,17 +7,17 @@ transformers on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rlhf.errors import UserError
+from rlhf.generation.llama import kernels as compiled
 from rlhf.generation.llama import weights
 from rlhf.generation.llama.decoder import LlamaDecoder
-
-Sampler = Literal["transformers", "native"]
+from rlhf.params import Sampler
 
 
 class Decoder(Protocol):
@@ -55,6 +55,11 @@ def make_decoder(
             f"generation.sampler=native cannot run this model: {reason}: set generation.sampler=transformers"
         )
     return LlamaDecoder(model, prompts, rows, new_tokens)
+
+
+def kernels(sampler: Sampler) -> str:
+    """What computes beside torch: part of what decides a sample; empty for nothing."""
+    return compiled.description() if sampler == "native" else ""
 
 
 class TransformersDecoder:

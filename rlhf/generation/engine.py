@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.generation.decoders import Sampler, make_decoder
+from rlhf.generation.decoders import make_decoder
 from rlhf.generation.sampling import Draw, next_tokens
 from rlhf.models.token_logprobs import output_logits
+from rlhf.params import Sampler
 
 REFILL_BELOW = 0.9  # the share of rows under way up to which new prompts join them: each joining reads all weights once
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf.generation.decoders import Sampler
 from rlhf.generation.engine import Sample, generate
 from rlhf.generation.stopping import stop_strings
+from rlhf.params import Sampler
 
 
 def sample_responses(

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rlhf.params.operation import Generation, Limits, MirrorKind, Runtime, Sampler, Tracking
 from rlhf.params.ppo import Critic, Distributed, Kl, Lora, Ppo, Reward, Sampling
 from rlhf.params.registry import Gate, Registry
 from rlhf.params.section import (
@@ -21,7 +22,6 @@ from rlhf.params.section import (
     Count,
     Fit,
     Name,
-    NonNegative,
     Section,
     Seed,
     Share,
@@ -44,6 +44,7 @@ __all__ = [
     "Kl",
     "Limits",
     "Lora",
+    "MirrorKind",
     "Params",
     "Ppo",
     "Preferences",
@@ -52,6 +53,7 @@ __all__ = [
     "Reward",
     "RewardModel",
     "Runtime",
+    "Sampler",
     "Sampling",
     "Section",
     "Sft",
@@ -64,22 +66,6 @@ __all__ = [
 def is_directory(source: str) -> bool:
     """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
     return "://" not in source and source != "tiny:" and not source.startswith(REGISTERED)
-
-
-class Runtime(Section):
-    device: Literal["auto", "cpu", "cuda"]
-    """Where models run; `auto` takes a GPU if there is one."""
-    dtype: Literal["float32", "bfloat16"]
-    """Precision of matrix products in training and sampling; master weights and log-probabilities stay float32."""
-    threads: Annotated[int, Field(ge=1, le=1024)]
-    """CPU threads; a fixed number, because sums change with it."""
-    deterministic: bool
-    """Refuse kernels whose result changes from run to run."""
-
-
-class Generation(Section):
-    sampler: Literal["transformers", "native"]
-    """What runs the model that is sampled from: transformers, or our own decoder for the Llama family on CPUs."""
 
 
 class Prompt(Section):
@@ -247,36 +233,6 @@ class Evaluation(Section):
     """Problems shown side by side in the report."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     """Level of every interval."""
-
-
-class Tracking(Section):
-    """Where metrics go beside MLflow. No stage depends on it."""
-
-    mirror: Literal["none", "tensorboard", "wandb"]
-    """A copy of every stage's metrics, for TensorBoard or Weights & Biases; the package of that name is needed."""
-
-
-class Limits(Section):
-    """What flows may take: disk, and time for each stage, its wait for a device apart. No stage depends on them."""
-
-    disk_gb: NonNegative
-    """Gigabytes (1e9) for workspaces, DVC's cache, states, journals, artifacts: a run refuses over it; 0: no limit."""
-    prepare_data_seconds: Size
-    """How long prepare_data may take; 0 for no limit."""
-    fetch_sft_seconds: Size
-    """How long fetch_sft may take; 0 for no limit."""
-    finetune_sft_seconds: Size
-    """How long finetune_sft may take; 0 for no limit."""
-    collect_preferences_seconds: Size
-    """How long collect_preferences may take; 0 for no limit."""
-    train_reward_seconds: Size
-    """How long train_reward may take; 0 for no limit."""
-    train_ppo_seconds: Size
-    """How long train_ppo may take; 0 for no limit."""
-    evaluate_seconds: Size
-    """How long evaluate may take; 0 for no limit."""
-    register_seconds: Size
-    """How long register may take; 0 for no limit."""
 
 
 class Params(Section):

@@ -15,12 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf.data.gsm8k import Problem
 from rlhf.data.prompts import decode_response
 from rlhf.distributed import ALONE, Ranks
-from rlhf.generation.decoders import Sampler
 from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, micro_batches, pad
-from rlhf.params import Ppo, Sampling
+from rlhf.params import Ppo, Sampler, Sampling
 from rlhf.ppo.advantages import gae, moments, whiten
 from rlhf.ppo.kl import estimates
 from rlhf.ppo.losses import importance_weights

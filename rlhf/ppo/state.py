@@ -19,9 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf import faults, locks
+from rlhf import anchors, faults, locks
 from rlhf.errors import UserError, first_line
-from rlhf.generation.llama import kernels
 from rlhf.hashes import dvc_md5
 from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
@@ -30,8 +29,11 @@ from rlhf.ppo.update import Learner
 STATE_FILE = "state.safetensors"
 
 
-def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path) -> str:
-    """The key of a run: params, the inputs' hashes, code, the lock file, torch with threads and processor, kernels."""
+def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path, kernels: str = "") -> str:
+    """The key of a run: params, the inputs' hashes, code, the lock file, torch with threads and processor, kernels.
+
+    `kernels` says what computes beside torch.
+    """
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
     parts = {
         "params": settings,
@@ -39,7 +41,7 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
         "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
         "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
         "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
-        "kernels": kernels.description(),
+        "kernels": kernels,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
@@ -48,7 +50,7 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Holds the state's directory; raises UserError with the holder's process id where another run has it."""
-    with locks.exclusive(directory / "lock", f"is training this very run, {directory}: wait for it"):
+    with locks.exclusive(anchors.state_lock(directory), f"is training this very run, {directory}: wait for it"):
         yield
 
 

@@ -1,5 +1,9 @@
-"""Tracking: runs log to a journal on disk (`runs`, `journal`); a thread brings it to MLflow (`sender`, `delivery`)."""
+"""Tracking: runs log to a journal on disk (`runs`, `journal`); a thread brings it to MLflow (`sender`, `delivery`).
 
+`questions` asks it.
+"""
+
+from rlhf.tracking.questions import experiment_id, find_run_by_outs
 from rlhf.tracking.runs import (
     PARENT_VARIABLE,
     Run,
@@ -7,8 +11,6 @@ from rlhf.tracking.runs import (
     cached_child,
     dataset_digest,
     evaluation_run,
-    experiment_id,
-    find_run_by_outs,
     git_tags,
     pipeline_run,
     stage_run,

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from rlhf import anchors
 from rlhf.errors import UsageError, first_line
+from rlhf.params import MirrorKind
 from rlhf.redaction import redact
 from rlhf.tracking.journal import Record
-
-Kind = Literal["none", "tensorboard", "wandb"]
 
 WAIT_SECONDS = 20.0
 """How long Weights & Biases may take to begin a run, and to send the rest of it at its end."""
@@ -49,7 +48,7 @@ class Target(Protocol):
 class Mirror:
     """Copies a run's points; none of its methods but `close` waits for anything."""
 
-    def __init__(self, kind: Kind, key: str, name: str, group: str, params: Mapping[str, object]) -> None:
+    def __init__(self, kind: MirrorKind, key: str, name: str, group: str, params: Mapping[str, object]) -> None:
         """`group` is the key of the pipeline's run, if there is one."""
         self._kind = kind
         self._place = anchors.mirror_dir() / kind
@@ -85,7 +84,7 @@ class Mirror:
         print(line, file=sys.stderr, flush=True)
 
 
-def require(kind: Kind) -> None:
+def require(kind: MirrorKind) -> None:
     """Raises UsageError where the package of a mirror is missing."""
     if kind != "none" and find_spec(kind) is None:
         raise UsageError(
@@ -94,7 +93,7 @@ def require(kind: Kind) -> None:
         )
 
 
-def _target(kind: Kind, place: Path, key: str, name: str, group: str, params: Mapping[str, object]) -> Target:
+def _target(kind: MirrorKind, place: Path, key: str, name: str, group: str, params: Mapping[str, object]) -> Target:
     if kind == "tensorboard":
         return TensorBoard(place / (group or key) / (name if group else ""), key)
     return WeightsAndBiases(place, key, name, group or key, params)

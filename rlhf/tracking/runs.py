@@ -10,26 +10,20 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from rlhf import anchors, faults
 from rlhf.hashes import dvc_md5
+from rlhf.params import MirrorKind
 from rlhf.redaction import redact
-from rlhf.tracking import mirrors, server
-from rlhf.tracking.delivery import deliver_waiting
+from rlhf.tracking import mirrors
 from rlhf.tracking.journal import Record, Writer
 from rlhf.tracking.sections import flatten, params_of
 from rlhf.tracking.sender import sender
-from rlhf.tracking.server import client, out_tags, reason, search_by_outs, without_password
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-T = TypeVar("T")
+from rlhf.tracking.server import out_tags
 
 PARENT_VARIABLE = "RLHF_PARENT_RUN_KEY"
 """The environment variable in which a flow hands the key of its run to the stages."""
@@ -52,7 +46,7 @@ class Run:
         tags: Mapping[str, str],
         params: Mapping[str, object],
         parent: str = "",
-        mirror: mirrors.Kind = "none",
+        mirror: MirrorKind = "none",
     ) -> None:
         """`parent` is the key of the run whose child it is; raises UsageError for a mirror whose package is missing."""
         mirrors.require(mirror)
@@ -220,7 +214,7 @@ class SilentRun(Run):
 
 
 @contextmanager
-def stage_run(stage: str, params: Mapping[str, object], mirror: mirrors.Kind = "none") -> Iterator[Run]:
+def stage_run(stage: str, params: Mapping[str, object], mirror: MirrorKind = "none") -> Iterator[Run]:
     """The run of one stage: a child of the run in $RLHF_PARENT_RUN_KEY, if there is one, with its mirror.
 
     Of the nested `params` it shows those of SECTIONS. It ends as FINISHED, FAILED, or KILLED when interrupted.
@@ -264,37 +258,6 @@ def cached_child(parent: str, stage: str, outs: Mapping[str, str]) -> None:
     if outs:
         run.link_original(stage, outs)
     run.end("FINISHED")
-
-
-def find_run_by_outs(stage: str, outs: Mapping[str, str]) -> str | None:
-    """The id of the latest run of `stage` that made exactly `outs`; None where there is none or no server.
-
-    Waits for the server, to which it first sends what other processes have left.
-    """
-    if not outs:
-        return None
-
-    def search(store: MlflowClient) -> str | None:
-        deliver_waiting(anchors.journal_dir(), store, without_password(anchors.tracking_uri()))
-        return search_by_outs(store, stage, outs)
-
-    return _asked(search, f"the run of {stage} was not looked up")
-
-
-def experiment_id() -> str | None:
-    """The id of the experiment that all runs belong to; None where there is no server, for which this waits."""
-    return _asked(server.experiment_id, "no run can be linked to")
-
-
-def _asked(question: Callable[[MlflowClient], T | None], otherwise: str) -> T | None:
-    """The server's answer; None, and a line that says what comes of it, where it cannot be reached."""
-    uri = anchors.tracking_uri()
-    try:
-        return question(client(uri))
-    except Exception as error:  # of any kind: MLflow lets those of its stores, drivers and transports through
-        line = f"{without_password(uri)} cannot be reached ({reason(error)}): {otherwise}"
-        print(f"tracking: {line}", file=sys.stderr, flush=True)
-        return None
 
 
 def git_tags() -> dict[str, str]:

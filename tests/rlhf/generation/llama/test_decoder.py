@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rlhf.errors import UserError
+from rlhf.generation import decoders
 from rlhf.generation.engine import Sample, generate
 from rlhf.generation.llama import decoder, kernels
 from rlhf.generation.llama.decoder import LlamaDecoder
@@ -103,6 +104,16 @@ def test_the_samples_are_those_of_transformers(name: str, operations: str, monke
     assert len({tuple(sample.tokens) for sample in expected}) == len(prompts)
     for batch_size in (1, 4, 100):  # with 4, prompts join rows that are under way
         assert_same(sampled(model, prompts, batch_size=batch_size), expected)
+
+
+def test_only_the_native_sampler_asks_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled")
+
+    expected = kernels.description()
+    assert decoders.kernels("native") == expected and expected.startswith(("C++ ", "PyTorch"))
+    monkeypatch.setattr(kernels, "_library", refuse)
+    assert decoders.kernels("transformers") == ""
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 5, "top_p": 0.9, "exact": True}, {"temperature": 0.0}])
