@@ -1,4 +1,4 @@
-"""What the engine asks of a model: hidden states of rows that start, grow by a token a step, and end.
+"""What the engine asks of a model: logits of rows that start, grow by a token a step, and end.
 
 Two answer: `LlamaDecoder`, our own for the Llama family on CPUs, and `TransformersDecoder`, which takes any model of
 transformers on any device.
@@ -17,6 +17,8 @@ from rlhf.errors import UserError
 from rlhf.generation.llama import kernels as compiled
 from rlhf.generation.llama import weights
 from rlhf.generation.llama.decoder import LlamaDecoder
+from rlhf.generation.sampling import Picker, from_logits
+from rlhf.models.token_logprobs import output_logits
 from rlhf.params import Sampler
 
 
@@ -29,11 +31,15 @@ class Decoder(Protocol):
 
     refills: bool
 
+    @property
+    def pick(self) -> Picker:
+        """What takes tokens from logits."""
+
     def admit(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """(n, D) final hidden states at the prompts' last tokens; their rows stand behind those under way."""
+        """Float32 (n, V) logits after the prompts; their rows stand behind those under way."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """(n, D) final hidden states after one more token (n,) in each row under way."""
+        """Float32 (n, V) logits after one more token (n,) in each row under way."""
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Ends all rows but these (ascending); returns them in the order in which they stand from now on."""
@@ -66,6 +72,7 @@ class TransformersDecoder:
     """A whole batch at a time, with transformers' own cache."""
 
     refills = False
+    pick = staticmethod(from_logits)
 
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
         self._model = model
@@ -93,13 +100,14 @@ class TransformersDecoder:
         return list(rows)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self._model.base_model(
+        hidden = self._model.base_model(
             input_ids=tokens,
             attention_mask=self._attention,
             position_ids=positions.clamp_min(0),
             cache=self._cache,
             use_cache=True,
-        ).last_hidden_state[:, -1]
+        ).last_hidden_state
+        return output_logits(self._model, hidden[:, -1])
 
 
 def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from rlhf.errors import UserError
 from rlhf.generation.decoders import make_decoder
 from rlhf.generation.sampling import Draw, next_tokens
-from rlhf.models.token_logprobs import output_logits
 from rlhf.params import Sampler
 
 REFILL_BELOW = 0.9  # the share of rows under way up to which new prompts join them: each joining reads all weights once
@@ -106,20 +105,20 @@ def generate(
         row.finished = row.tokens[-1] in stops or (stop is not None and stop(row.tokens))
         return row.finished or len(row.tokens) == max_new_tokens
 
-    draw = partial(next_tokens, temperature=temperature, top_k=top_k, top_p=top_p, exact=exact)
     rows = [_Row(number) for number in range(len(prompts))]
     waiting = deque(sorted(rows, key=lambda row: len(prompts[row.number])))
     active: list[_Row] = []
     decoder = make_decoder(sampler, model, prompts, min(batch_size, len(prompts)), max_new_tokens, pad_id)
+    draw = partial(next_tokens, temperature=temperature, top_k=top_k, top_p=top_p, exact=exact, pick=decoder.pick)
     while waiting or active:
         if waiting and (not active or (decoder.refills and len(active) <= batch_size * REFILL_BELOW)):
             growing = [waiting.popleft() for _ in range(min(batch_size - len(active), len(waiting)))]
-            hidden = decoder.admit([prompts[row.number] for row in growing])
+            logits = decoder.admit([prompts[row.number] for row in growing])
             active = active + growing
         else:
             growing = active
-            hidden = decoder.step(torch.tensor([row.tokens[-1] for row in active], device=model.device))
-        _grow(growing, draw(output_logits(model, hidden), uniforms=_next_uniforms(uniforms, growing, model.device)))
+            logits = decoder.step(torch.tensor([row.tokens[-1] for row in active], device=model.device))
+        _grow(growing, draw(logits, uniforms=_next_uniforms(uniforms, growing, model.device)))
         done = {row.number for row in growing if over(row)}
         if done:
             going = [place for place, row in enumerate(active) if row.number not in done]

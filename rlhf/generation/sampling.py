@@ -15,6 +15,9 @@ from torch import Tensor
 
 BLOCK = 256
 
+Picker = Callable[[Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
+"""Takes tokens from logits: see `from_logits`."""
+
 
 class Draw(NamedTuple):
     """The next token of each of B rows.
@@ -39,6 +42,7 @@ def next_tokens(
     top_k: int = 0,
     top_p: float = 1.0,
     exact: bool = False,
+    pick: Picker | None = None,
 ) -> Draw:
     """The next token of each row and its log-probability.
 
@@ -50,26 +54,34 @@ def next_tokens(
         top_p: mass of the nucleus, a share of what `top_k` leaves; 1 for all.
         exact: log-probabilities are renormalised over the kept tokens, whose ids are returned; otherwise they are
             those of the full distribution.
+        pick: what takes the tokens where nothing is cut; `from_logits` if None.
 
     Returns:
         Log-probabilities at the temperature, at 1 for greedy.
     """
-    if temperature == 0:
-        log_probs = torch.log_softmax(logits, dim=-1)
-        return _draw(logits.argmax(dim=-1), log_probs)  # the logarithms round close logits to equal ones
-    if uniforms is None:
-        raise ValueError("sampling above temperature 0 needs uniforms")
+    if temperature == 0 or not (0 < top_k < logits.shape[-1] or top_p < 1):
+        tokens, logprobs = (pick or from_logits)(logits, temperature, uniforms)
+        return Draw(tokens, logprobs, kept_mass=torch.ones_like(logprobs), kept=None)
     scaled = logits / temperature
-    log_probs = torch.log_softmax(scaled, dim=-1)
-    if not (0 < top_k < logits.shape[-1] or top_p < 1):
-        return _draw(invert_cdf(log_probs.exp(), uniforms), log_probs)
     keep = most_probable(scaled, top_k, top_p)
+    log_probs = torch.log_softmax(scaled, dim=-1)
     kept_log_probs = torch.log_softmax(scaled.masked_fill(~keep, -torch.inf), dim=-1)
-    tokens = invert_cdf(kept_log_probs.exp(), uniforms)
+    tokens = invert_cdf(kept_log_probs.exp(), _needed(uniforms))
     probs = log_probs.exp()
     kept_mass = (probs * keep).sum(dim=-1, dtype=torch.float64) / probs.sum(dim=-1, dtype=torch.float64)
-    draw = _draw(tokens, kept_log_probs if exact else log_probs)
-    return draw._replace(kept_mass=kept_mass.float(), kept=_ids(keep) if exact else None)
+    logprobs = _of(tokens, kept_log_probs if exact else log_probs)
+    return Draw(tokens, logprobs, kept_mass.float(), kept=_ids(keep) if exact else None)
+
+
+def from_logits(logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The next tokens (B,) and their log-probabilities, of the whole distribution; arguments as in `next_tokens`."""
+    if temperature == 0:
+        # Of the logits: their logarithms round close ones to equal ones.
+        tokens, log_probs = logits.argmax(dim=-1), torch.log_softmax(logits, dim=-1)
+    else:
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        tokens = invert_cdf(log_probs.exp(), _needed(uniforms))
+    return tokens, _of(tokens, log_probs)
 
 
 def most_probable(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -122,10 +134,15 @@ def _running_sum(values: Tensor) -> Tensor:
     return values @ torch.ones(size, size, dtype=values.dtype, device=values.device).triu()
 
 
-def _draw(tokens: Tensor, log_probs: Tensor) -> Draw:
-    """The tokens (B,) with their log-probabilities out of (B, V), nothing being cut."""
-    chosen = log_probs.gather(-1, tokens[:, None]).squeeze(-1)
-    return Draw(tokens, chosen, kept_mass=torch.ones_like(chosen), kept=None)
+def _of(tokens: Tensor, log_probs: Tensor) -> Tensor:
+    """(B,) the tokens' own out of (B, V)."""
+    return log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _needed(uniforms: Tensor | None) -> Tensor:
+    if uniforms is None:
+        raise ValueError("sampling above temperature 0 needs uniforms")
+    return uniforms
 
 
 def _ids(keep: Tensor) -> list[list[int]]:

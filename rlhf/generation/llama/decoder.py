@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from rlhf.generation.llama import weights
 from rlhf.generation.llama.kernels import operations
 from rlhf.generation.llama.operations import Cache, heads
+from rlhf.generation.sampling import Picker
 
 State = tuple[Tensor, Tensor]  # a prompt's keys and values in a layer, (tokens, kv heads, size) each
 
@@ -41,25 +42,30 @@ class LlamaDecoder:
             self._read([prefix], self._keep_start)
             self._shared = len(prefix)
 
+    @property
+    def pick(self) -> Picker:
+        """What takes tokens from logits."""
+        return self._operations.pick
+
     def admit(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """(n, D) final hidden states at the prompts' last tokens; their rows stand behind those under way."""
+        """Float32 (n, V) logits after the prompts; their rows stand behind those under way."""
         own = [prompt[self._shared :] for prompt in prompts]
         lengths = list(map(len, own))
         hidden = self._read(own, self._keep_rows)
         ends = torch.tensor(lengths)
         self._cache.lengths[self._rows : self._rows + len(prompts)] = ends + self._shared
         self._rows += len(prompts)
-        return hidden[ends.cumsum(dim=0) - 1]
+        return self._weights.head(hidden[ends.cumsum(dim=0) - 1]).float()
 
     def step(self, tokens: Tensor) -> Tensor:
-        """(n, D) final hidden states after one more token (n,) in each row under way."""
+        """Float32 (n, V) logits after one more token (n,) in each row under way."""
 
         def attention(layer: int, qkv: Tensor) -> Tensor:
             return self._operations.attend(qkv, layer, self._cache, self._weights)
 
         hidden = self._forward(tokens, attention)
         self._cache.lengths[: self._rows] += 1
-        return hidden
+        return self._weights.head(hidden).float()
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Ends all rows but these (ascending); returns them in the order in which they stand from now on."""

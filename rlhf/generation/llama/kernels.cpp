@@ -4,8 +4,8 @@
 // of its key-value heads, always in the same order. T is the type of the matrix products; sums are in float32.
 //
 // Keys lie transposed in blocks, (row, kv head, block, head size, BLOCK), so that the scores of neighbouring places are
-// computed together; values lie (row, kv head, capacity, head size). kernels.py gives BLOCK, MAX_GROUP and MAX_SIZE to
-// the compiler.
+// computed together; values lie (row, kv head, capacity, head size). kernels.py gives BLOCK, MAX_GROUP, MAX_SIZE and
+// VOCABULARY_BLOCK to the compiler.
 
 #include <algorithm>
 #include <cmath>
@@ -45,6 +45,7 @@ typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef std::int32_t Whole __attribute__((vector_size(LANES * 4)));
 typedef std::uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef std::uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef double Doubles __attribute__((vector_size(LANES * 8)));
 
 inline Lanes lanes(const float* from) {
     Lanes x;
@@ -115,12 +116,22 @@ float exponentials(float* scores, int length) {
     return std::isfinite(top) ? sum(sums) : NAN;
 }
 
-// Scores of G queries over one block of keys, (size, BLOCK): each key is loaded once for all of them.
+// Asks for `count` numbers that will be read soon: the cache is larger than the processor's, and read in pieces of a few
+// kilobytes, too short for the processor to foresee.
+template <typename T>
+inline void fetch(const T* from, int count) {
+    constexpr int LINE = 64 / sizeof(T);
+    for (int i = 0; i < count; i += LINE) __builtin_prefetch(from + i);
+}
+
+// Scores of G queries over one block of keys, (size, BLOCK): each key is loaded once for all of them. Meanwhile as many
+// numbers `ahead` are fetched.
 template <int G, typename T>
-inline void block_scores(const float* queries, const T* keys, float* scores, int size, int capacity) {
+inline void block_scores(const float* queries, const T* keys, const T* ahead, float* scores, int size, int capacity) {
     Lanes sums[G][BLOCK / LANES] = {};
     for (int d = 0; d < size; d++) {
         Lanes key[BLOCK / LANES];
+        fetch(ahead + d * BLOCK, BLOCK);
         for (int i = 0; i < BLOCK / LANES; i++) key[i] = lanes(keys + d * BLOCK + i * LANES);
         for (int g = 0; g < G; g++)
             for (int i = 0; i < BLOCK / LANES; i++) sums[g][i] += queries[g * size + d] * key[i];
@@ -129,9 +140,11 @@ inline void block_scores(const float* queries, const T* keys, float* scores, int
         for (int i = 0; i < BLOCK / LANES; i++) keep(sums[g][i], scores + std::int64_t(g) * capacity + i * LANES);
 }
 
-// Adds `length` values, (length, size), to what G queries read, each with its weight.
+// Adds `length` values, (length, size), to what G queries read, each with its weight. Meanwhile as many numbers `ahead`
+// are fetched.
 template <int G, typename T>
-inline void block_values(const float* weights, const T* values, float* read, int size, int capacity, int length) {
+inline void block_values(const float* weights, const T* values, const T* ahead, float* read, int size, int capacity,
+                         int length) {
     constexpr int WIDTH = 2;
     int d = 0;
     for (; d + WIDTH * LANES <= size; d += WIDTH * LANES) {
@@ -140,6 +153,7 @@ inline void block_values(const float* weights, const T* values, float* read, int
             for (int i = 0; i < WIDTH; i++) sums[g][i] = lanes(read + g * size + d + i * LANES);
         for (int t = 0; t < length; t++) {
             Lanes value[WIDTH];
+            fetch(ahead + std::int64_t(t) * size + d, WIDTH * LANES);
             for (int i = 0; i < WIDTH; i++) value[i] = lanes(values + std::int64_t(t) * size + d + i * LANES);
             for (int g = 0; g < G; g++)
                 for (int i = 0; i < WIDTH; i++) sums[g][i] += weights[std::int64_t(g) * capacity + t] * value[i];
@@ -153,16 +167,19 @@ inline void block_values(const float* weights, const T* values, float* read, int
                 read[g * size + d] += weights[std::int64_t(g) * capacity + t] * load(values[std::int64_t(t) * size + d]);
 }
 
-// What G queries read from the places [0, length) of one key-value head; keys lie in whole blocks.
+// What G queries read from the places [0, length) of one key-value head; keys lie in whole blocks. The next head's keys
+// lie behind this one's.
 template <int G, typename T>
 void attend(const float* queries, const T* keys, const T* values, T* out, float* scores, int size, int capacity,
             int length) {
     float sums[G], read[G * MAX_SIZE] = {};
     for (int start = 0; start < length; start += BLOCK)
-        block_scores<G>(queries, keys + std::int64_t(start) * size, scores + start, size, capacity);
+        block_scores<G>(queries, keys + std::int64_t(start) * size, values + std::int64_t(start) * size, scores + start,
+                        size, capacity);
     for (int g = 0; g < G; g++) sums[g] = exponentials(scores + std::int64_t(g) * capacity, length);
     for (int start = 0; start < length; start += BLOCK)
-        block_values<G>(scores + start, values + std::int64_t(start) * size, read, size, capacity,
+        block_values<G>(scores + start, values + std::int64_t(start) * size,
+                        keys + std::int64_t(capacity + start) * size, read, size, capacity,
                         std::min(BLOCK, length - start));
     for (int g = 0; g < G; g++)
         for (int d = 0; d < size; d++) store(read[g * size + d] / sums[g], out + g * size + d);
@@ -266,6 +283,71 @@ void swiglu(const T* gate_up, T* out, int rows, int size, int threads) {
     }
 }
 
+// The mass exp(x - top) of LANES logits x / temperature, `left` of which count; 0 for minus infinity.
+inline Lanes masses(const float* logits, int left, float temperature, float top) {
+    Lanes x = -INFINITY + Lanes{};
+    std::memcpy(&x, logits, std::min(left, LANES) * sizeof(float));
+    x /= temperature;
+    const Lanes e = exp_negative(x - top);
+    return x == -INFINITY ? Lanes{} : e;
+}
+
+inline double mass_of_block(const float* logits, int left, float temperature, float top) {
+    Doubles sums = {};
+    for (int t = 0; t < std::min(left, VOCABULARY_BLOCK); t += LANES)
+        sums += __builtin_convertvector(masses(logits + t, left - t, temperature, top), Doubles);
+    double total = 0;
+    for (int i = 0; i < LANES; i++) total += sums[i];
+    return total;
+}
+
+// The first token of a block at which the running mass exceeds `target`; the last with mass where rounding hides it.
+inline int token_of_block(const float* logits, int left, float temperature, float top, double target) {
+    double running = 0;
+    int last = 0;
+    for (int t = 0; t < std::min(left, VOCABULARY_BLOCK); t += LANES) {
+        const Lanes e = masses(logits + t, left - t, temperature, top);
+        for (int i = 0; i < LANES; i++) {
+            running += e[i];
+            if (e[i] > 0) last = t + i;
+            if (running > target) return t + i;
+        }
+    }
+    return last;
+}
+
+// The largest logit and where it stands first; not a number if one is not.
+inline int largest(const float* logits, int size, float* top) {
+    int place = 0;
+    for (int t = 1; t < size; t++)
+        if (logits[t] > logits[place]) place = t;
+    *top = logits[place];
+    return place;
+}
+
+// A row's next token by inverting its distribution function at `uniform`, or its likeliest if that is null; returns the
+// token's log-probability. `blocks` holds a number for each VOCABULARY_BLOCK logits.
+float pick(const float* logits, int size, float temperature, const double* uniform, double* blocks,
+           std::int64_t* token) {
+    float top;
+    *token = largest(logits, size, &top);
+    top /= temperature;
+    double total = 0;
+    for (int start = 0; start < size; start += VOCABULARY_BLOCK) {
+        total += mass_of_block(logits + start, size - start, temperature, top);
+        blocks[start / VOCABULARY_BLOCK] = total;
+    }
+    if (uniform && total == total) {
+        const double target = *uniform * total;
+        int block = 0;
+        while ((block + 1) * VOCABULARY_BLOCK < size && blocks[block] <= target) block++;
+        const int start = block * VOCABULARY_BLOCK;
+        *token = start + token_of_block(logits + start, size - start, temperature, top,
+                                        target - (block ? blocks[block - 1] : 0));
+    }
+    return float(double(logits[*token] / temperature - top) - std::log(total));
+}
+
 }  // namespace
 
 #define EXPORT(T, NAME)                                                                                              \
@@ -284,4 +366,16 @@ void swiglu(const T* gate_up, T* out, int rows, int size, int threads) {
 extern "C" {
 EXPORT(float, float32)
 EXPORT(bfloat16, bfloat16)
+
+void pick_float32(const float* logits, const double* uniforms, std::int64_t* tokens, float* logprobs, int rows, int size,
+                  float temperature, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<double> blocks(size / VOCABULARY_BLOCK + 1);
+#pragma omp for schedule(static)
+        for (int row = 0; row < rows; row++)
+            logprobs[row] = pick(logits + std::int64_t(row) * size, size, temperature,
+                                 uniforms ? uniforms + row : nullptr, blocks.data(), tokens + row);
+    }
+}
 }

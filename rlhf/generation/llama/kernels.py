@@ -22,7 +22,13 @@ from rlhf.generation.llama.weights import Shape, Weights
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 MAX_GROUP, MAX_SIZE = 16, 256  # query heads that share a key head, and a head's width
-SIZES = (f"-DBLOCK={BLOCK}", f"-DMAX_GROUP={MAX_GROUP}", f"-DMAX_SIZE={MAX_SIZE}")
+VOCABULARY_BLOCK = 256  # logits whose mass is summed up before the next token is looked for
+SIZES = (
+    f"-DBLOCK={BLOCK}",
+    f"-DMAX_GROUP={MAX_GROUP}",
+    f"-DMAX_SIZE={MAX_SIZE}",
+    f"-DVOCABULARY_BLOCK={VOCABULARY_BLOCK}",
+)
 FLAGS = (
     "-O3",
     "-march=native",
@@ -78,6 +84,16 @@ class CompiledOperations:
         tensors = (_address(t) for t in (qkv, keys, values, out, cache.lengths))
         self._run("decode", weights.dtype, ctypes.byref(common), *tensors, len(qkv))
         return out
+
+    def pick(self, logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `Operations` has it."""
+        tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        if temperature and uniforms is None:
+            raise ValueError("sampling above temperature 0 needs uniforms")
+        drawn = uniforms.double() if uniforms is not None and temperature else None
+        tensors = (_address(t) for t in (logits, drawn, tokens, logprobs))
+        self._run("pick", logits.dtype, *tensors, *logits.shape, ctypes.c_float(temperature or 1.0))
+        return tokens, logprobs
 
     def _run(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
         self._library[f"{name}_{TYPES[dtype]}"](*arguments, torch.get_num_threads())

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from rlhf.generation.llama.weights import Layer, Shape, Weights
+from rlhf.generation.sampling import from_logits
 
 BLOCK = 64  # places that the kernels read at once
 
@@ -42,7 +43,7 @@ class Cache:
 
 
 class Operations(Protocol):
-    """Three steps of a layer, each over N tokens."""
+    """Three steps of a layer, each over N tokens, and what follows the last one."""
 
     def normalise(self, stream: Tensor, added: Tensor | None, weight: Tensor, weights: Weights) -> Tensor:
         """Adds (N, D) to the float32 residual stream (N, D) in place; returns the stream's RMS norm, (N, D)."""
@@ -55,6 +56,9 @@ class Operations(Protocol):
 
         Writes its key and value behind the row's places; `lengths` counts it once all layers are through.
         """
+
+    def pick(self, logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `rlhf.generation.sampling.from_logits` has it."""
 
 
 class TorchOperations:
@@ -86,6 +90,10 @@ class TorchOperations:
         shares = scores.masked_fill(unused[:, None, None], -torch.inf).softmax(dim=-1)
         read = shares @ cache.values[number][: len(qkv), :, : blocks * BLOCK].float()
         return read.reshape(len(qkv), -1).to(weights.dtype)
+
+    def pick(self, logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `Operations` has it."""
+        return from_logits(logits, temperature, uniforms)
 
 
 def heads(qkv: Tensor, layer: Layer, positions: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ with or without biases, query and key norms, tied embeddings.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model but its output layer.
+    """A whole model.
 
     Attributes:
+        head: the output layer, final hidden states to logits.
         cos, sin: float32 (positions, head size) of the rotary embedding.
         scale: what a product of query and key is multiplied with.
     """
@@ -80,6 +81,7 @@ class Weights:
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
+    head: PackedLinear
     epsilon: float
     cos: Tensor
     sin: Tensor
@@ -107,7 +109,8 @@ def why_not(model: PreTrainedModel) -> str | None:
     if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None:
         return "its attention has a sliding window"
     trunk: Any = model.base_model
-    linears = [m for layer in trunk.layers for m in layer.modules() if hasattr(m, "weight") and m.weight.ndim == 2]
+    linears = [model.get_output_embeddings()]
+    linears += [m for layer in trunk.layers for m in layer.modules() if hasattr(m, "weight") and m.weight.ndim == 2]
     if any(type(module) is not nn.Linear for module in linears):
         return "its layers are wrapped"
     return None
@@ -126,6 +129,7 @@ def read(model: PreTrainedModel, positions: int) -> Weights:
         embedding=trunk.embed_tokens.weight.detach(),
         layers=[_layer(layer) for layer in trunk.layers],
         norm=trunk.norm.weight.detach().float(),
+        head=PackedLinear(cast(nn.Linear, model.get_output_embeddings())),
         epsilon=config.rms_norm_eps,
         cos=cos[0],
         sin=sin[0],

@@ -141,3 +141,50 @@ def test_a_number_that_is_none_stays_none() -> None:
         assert read[3].isnan().all() and read[[2, 4]].isfinite().all()
         assert operations.swiglu(torch.full((1, 64), torch.nan)).isnan().all()
         assert operations.normalise(torch.full((1, 180), torch.nan), None, w.norm, w).isnan().all()
+        for place in (0, 1, 299):
+            logits = torch.zeros(1, 300)
+            logits[0, place] = torch.nan
+            tokens, logprobs = operations.pick(logits, 1.0, torch.tensor([0.5], dtype=torch.float64))
+            assert logprobs.isnan().all() and 0 <= int(tokens) < 300
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+@pytest.mark.parametrize("vocabulary", [2, 37, 256, 300, 5000])
+def test_tokens_are_picked_by_inverting_the_distribution(vocabulary: int, temperature: float) -> None:
+    w, rows = model((4, 1, 8), torch.float32), 200
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(rows, vocabulary, generator=generator)
+    logits[::3, vocabulary // 2] = -torch.inf
+    log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
+    bounds = log_probs.exp().cumsum(dim=-1)
+    meant = (torch.rand(rows, vocabulary, generator=generator) * torch.isfinite(logits)).argmax(dim=-1, keepdim=True)
+    below, above = torch.nn.functional.pad(bounds, (1, 0)).gather(1, meant), bounds.gather(1, meant)
+    wide = (above - below > 2e-6).squeeze(1)
+    assert wide.sum() > 50
+    for operations in (TorchOperations(), compiled(w)):
+        tokens, logprobs = operations.pick(logits, temperature, ((below + above) / 2).squeeze(1))
+        assert torch.equal(tokens[wide], meant.squeeze(1)[wide])
+        expected = log_probs.gather(1, tokens[:, None]).squeeze(1)
+        torch.testing.assert_close(logprobs.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_the_ends_of_the_distribution_are_tokens_with_mass() -> None:
+    w = model((4, 1, 8), torch.float32)
+    logits = torch.full((4, 600), -torch.inf)
+    logits[:, 17], logits[:, 530] = 0.0, 1.0
+    for operations in (TorchOperations(), compiled(w)):
+        tokens, _ = operations.pick(logits, 1.0, torch.tensor([0.0, 0.26, 0.27, 1 - 2**-53], dtype=torch.float64))
+        assert tokens.tolist() == [17, 17, 530, 530]
+
+
+def test_greedy_takes_the_first_of_the_largest_logits() -> None:
+    w = model((4, 1, 8), torch.float32)
+    logits = torch.zeros(2, 700)
+    logits[0, [3, 600]], logits[1, 699] = 2.0, 1.0
+    expected = torch.log_softmax(logits.double(), dim=-1)[[0, 1], [3, 699]]
+    for operations in (TorchOperations(), compiled(w)):
+        tokens, logprobs = operations.pick(logits, 0.0, None)
+        assert tokens.tolist() == [3, 699]
+        torch.testing.assert_close(logprobs.double(), expected, atol=1e-6, rtol=1e-6)
+        with pytest.raises(ValueError, match="uniforms"):
+            operations.pick(logits, 1.0, None)
