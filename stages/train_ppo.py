@@ -34,7 +34,7 @@ from rlhf.ppo.metrics import Row
 from rlhf.ppo.panel import PanelAnswer
 from rlhf.ppo.trainer import Loop, Progress, train
 from rlhf.ppo.update import Learner
-from rlhf.runtime import progress
+from rlhf.runtime import device, progress
 from rlhf.stage import Stage, run_stage, write_json
 
 # fmt: off
@@ -54,7 +54,7 @@ def main(stage: Stage) -> None:
     reward_model = None if settings.reward.reads == NOTHING else stage.input(settings.reward.reads)
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
-    kernels = decoders.kernels(params.generation.sampler)
+    kernels = decoders.kernels(params.generation.sampler, device(params.runtime))
     key = state.fingerprint(deciding(params), inputs, stage.workspace, kernels)
     directory = anchors.state_dir() / stage.name / key
     if stage.ranks.first:

@@ -7,6 +7,7 @@ transformers on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -53,19 +54,30 @@ def make_decoder(
     new_tokens: int,
     pad_id: int,
 ) -> Decoder:
-    """A decoder for `rows` of the prompts at once; raises UserError where `native` cannot run the model."""
+    """A decoder for `rows` of the prompts at once; `auto` takes ours where it can run the model, and says so where not.
+
+    Raises UserError where `native` cannot.
+    """
     if sampler == "transformers":
         return TransformersDecoder(model, pad_id)
-    if reason := weights.why_not(model):
+    if not (reason := weights.why_not(model)):
+        return LlamaDecoder(model, prompts, rows, new_tokens)
+    if sampler == "native":
         raise UserError(
             f"generation.sampler=native cannot run this model: {reason}: set generation.sampler=transformers"
         )
-    return LlamaDecoder(model, prompts, rows, new_tokens)
+    _say_once(f"generation: transformers samples, not the faster native sampler: {reason}")
+    return TransformersDecoder(model, pad_id)
 
 
-def kernels(sampler: Sampler) -> str:
-    """What computes beside torch: part of what decides a sample; empty for nothing."""
-    return compiled.description() if sampler == "native" else ""
+def kernels(sampler: Sampler, device: torch.device) -> str:
+    """What may compute beside torch: part of what decides a sample; empty for nothing."""
+    return compiled.description() if sampler != "transformers" and device.type == "cpu" else ""
+
+
+@lru_cache
+def _say_once(line: str) -> None:
+    print(line, flush=True)
 
 
 class TransformersDecoder:

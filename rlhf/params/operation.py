@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlhf.params.section import NonNegative, Section, Size
 
-Sampler = Literal["transformers", "native"]
+Sampler = Literal["auto", "native", "transformers"]
 MirrorKind = Literal["none", "tensorboard", "wandb"]
 
 
@@ -25,7 +25,8 @@ class Runtime(Section):
 
 class Generation(Section):
     sampler: Sampler
-    """What runs the model that is sampled from: transformers, or our own decoder for the Llama family on CPUs."""
+    """What runs the model sampled from: our own decoder, `native`, for the Llama family on CPUs; `transformers`, any
+    model anywhere; `auto`, the first where it can."""
 
 
 class Tracking(Section):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf.models.sharding import is_sharded
+
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
 
@@ -100,6 +102,8 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"its architecture is {config.model_type}, not one of {', '.join(FAMILY)}"
     if model.device.type != "cpu":
         return f"it is on {model.device.type}"
+    if is_sharded(model):
+        return "each process has a part of it"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     if (rope := config.rope_parameters["rope_type"]) not in STATIC_ROPES:

@@ -110,10 +110,11 @@ def test_only_the_native_sampler_asks_for_a_compiler(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise AssertionError("compiled")
 
-    expected = kernels.description()
-    assert decoders.kernels("native") == expected and expected.startswith(("C++ ", "PyTorch"))
+    cpu, expected = torch.device("cpu"), kernels.description()
+    assert expected.startswith(("C++ ", "PyTorch"))
+    assert decoders.kernels("native", cpu) == decoders.kernels("auto", cpu) == expected
     monkeypatch.setattr(kernels, "_library", refuse)
-    assert decoders.kernels("transformers") == ""
+    assert decoders.kernels("transformers", cpu) == decoders.kernels("auto", torch.device("cuda")) == ""
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 5, "top_p": 0.9, "exact": True}, {"temperature": 0.0}])
@@ -211,3 +212,17 @@ def test_other_models_are_refused_in_one_line(model: str, reason: str) -> None:
         sampled(made, [[5, 6]])
     text = f"generation.sampler=native cannot run this model: {reason}: set generation.sampler=transformers"
     assert str(refused.value) == text
+
+
+def test_auto_takes_our_decoder_where_it_can_and_says_so_once_where_not(capsys: pytest.CaptureFixture[str]) -> None:
+    model = family_model("llama")
+    assert isinstance(decoders.make_decoder("auto", model, [[5]], 1, 1, PAD), LlamaDecoder)
+    assert capsys.readouterr().out == ""
+    decoders._say_once.cache_clear()
+    other = tiny_model("gpt2")
+    for _ in range(2):
+        assert isinstance(decoders.make_decoder("auto", other, [[5]], 1, 1, PAD), decoders.TransformersDecoder)
+    assert capsys.readouterr().out == (
+        "generation: transformers samples, not the faster native sampler: "
+        "its architecture is gpt2, not one of llama, mistral, qwen2, qwen3\n"
+    )
