@@ -47,6 +47,8 @@ class History:
     dirty: bool
     diff: str
     """What the code had beyond the commit."""
+    is_masked: bool
+    """Whether the diff held a secret, in whose place there is a mask."""
     params: Mapping[str, Any]
     data: Mapping[str, str]
     """md5 of each data file and directory that a stage read."""
@@ -92,6 +94,7 @@ def history_of(
         commit=tags.get(records.COMMIT_TAG, ""),
         dirty=tags.get("git.dirty") == "true",
         diff=found.get(records.DIFF, b"").decode(errors="replace"),
+        is_masked=records.is_masked(found, tags),
         params=yaml.safe_load(found.get(records.PARAMS, b"{}")),
         data=records.data_read(found),
         sft=json.loads(found.get(records.SFT, b"{}")),
