@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 from rlhf import anchors
 from rlhf.errors import UserError
@@ -29,19 +30,24 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise UserError(f"process {file.read().strip()} {busy}") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        _sign(file)
         yield
 
 
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` as soon as nobody else does; it and its directory are made if need be."""
+    """Holds the lock file `path`, as `exclusive` does, as soon as nobody else does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        _sign(file)
         yield
+
+
+def _sign(file: IO[str]) -> None:
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
 
 
 @contextmanager

@@ -1,21 +1,26 @@
 """Keeps secrets out of what is shown and kept: log lines, errors, params, tags, artifacts.
 
 A secret is the value of an environment variable whose name says so, such as HF_TOKEN; the password in a URI that any
-variable holds; and what stands where a URI or an HTTP header has its password. Secrets belong into the environment, or
-into files that the libraries read by themselves; never into params, which are written down everywhere: `rlhf.config`
-refuses them there.
+variable holds; and what stands where a URI or an HTTP header has its password. It is found as it is, and as URIs, JSON,
+HTML, YAML and Python write it.
+
+Secrets belong into the environment, or into files that the libraries read by themselves; never into params, which are
+written down everywhere: `rlhf.config` refuses them there.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 MASK = "***"
 SHORTEST = 6
@@ -24,10 +29,16 @@ SHORTEST = 6
 SECRET_NAME = re.compile(r"(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|AUTH_STRING|(?:^|_)KEY)$", re.IGNORECASE)
 HARMLESS = ("RLHF_PARENT_RUN_KEY",)
 """Names that only sound so: a run's key is its name."""
+IN_SCRIPTS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&'"})
+"""How JSON is written within a page's script."""
+AND, QUOTE = r"(?:[?&]|&amp;|\\u0026)", r"(?:\\?['\"]|&quot;|&#(?:34|39|x27);)?"
+"""What parts a query and what quotes a word, also as HTML and JSON write them."""
+VALUE = r"(?:[^\s&'\"\\<]|\\(?!['\"]))+"
+"""Up to what ends it: a quote that JSON has escaped ends it as well."""
 PATTERNS = (
     re.compile(r"(?P<before>://[^\s/:@]*:)[^\s/]+(?=@)"),
-    re.compile(r"(?P<before>[?&][\w-]*(?:password|token|secret|key|signature)=)[^\s&'\"]+", re.IGNORECASE),
-    re.compile(r"(?P<before>authorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer)\s+)[^\s'\"]+", re.IGNORECASE),
+    re.compile(rf"(?P<before>{AND}[\w-]*(?:password|token|secret|key|signature)=){VALUE}", re.IGNORECASE),
+    re.compile(rf"(?P<before>authorization{QUOTE}\s*[:=]\s*{QUOTE}(?:basic|bearer)\s+){VALUE}", re.IGNORECASE),
 )
 
 
@@ -98,12 +109,22 @@ def redacted_errors() -> Iterator[None]:
 
 
 def _of_environment() -> Iterator[tuple[str, str]]:
-    """Name and secret value of the environment's variables, as written and as a URI writes it."""
+    """Name and secret value of the environment's variables, in every form in which it may be written."""
     for name, value in os.environ.items():
         for secret in _secrets(name, value):
-            for form in {secret, quote(secret, safe="")}:
-                if len(form) >= SHORTEST:
-                    yield name, form
+            yield from ((name, form) for form in _forms(secret) if len(form) >= SHORTEST)
+
+
+@cache
+def _forms(secret: str) -> set[str]:
+    """The text as it is, and as URIs, JSON, HTML, YAML and Python write it; JSON and HTML also within the other."""
+    strings = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
+    plain = {secret, secret.replace("'", "''"), *strings}
+    pages = {html.escape(text, quotes) for text in plain for quotes in (False, True)}
+    pages |= {text.replace("&quot;", "&#34;").replace("&#x27;", "&#39;") for text in pages}  # as Jinja has it
+    scripts = {text.translate(IN_SCRIPTS) for text in strings}
+    within = {json.dumps(text, ensure_ascii=is_ascii)[1:-1] for text in pages | strings for is_ascii in (False, True)}
+    return {*plain, *pages, *scripts, *within, quote(secret, safe=""), quote(secret), quote_plus(secret)}
 
 
 def _secrets(name: str, value: str) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Backs up MLflow's database, its artifacts and Prefect's database together, and puts a backup in their place.
+"""Backs up MLflow's database and artifacts, journals and Prefect's database together, and puts a backup in their place.
 
     python -m tasks.backup save FILE                    make backup to=FILE
     python -m tasks.backup restore FILE [--overwrite]   make restore from=FILE [overwrite=1]
 
-A backup is one tar file: the databases as of one moment, then the artifacts, and `manifest.json` with the hash of each
-member. `docs/operations.md` says what to stop before a restore.
+A backup is one tar file: journals, then the databases as of one moment, then the artifacts, and `manifest.json` with
+the hash of each member. `docs/operations.md` says what to stop before a restore.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from rlhf import anchors, locks, process
 from rlhf.anchors import PIPELINE_LOCK
 from rlhf.errors import UserError, run_command
 from rlhf.hashes import sha256_file
-from rlhf.registry.server import lock_all, model_names
+from rlhf.registry.server import artifact_stores, lock_all, model_names
+from tasks import journals
 from tasks.databases import Database, database, move_aside
 
 FORMAT = 1
-MANIFEST, ARTIFACTS = "manifest.json", "artifacts"
+MANIFEST, ARTIFACTS, JOURNALS = "manifest.json", "artifacts", "journal"
+SERVERS_OWN = "mlflow-artifacts:"
+"""How MLflow names artifacts that its server keeps, in a directory (`--artifacts`) or in some store."""
 PREFECT_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 
 
@@ -60,8 +63,9 @@ def places(artifacts: Path | None) -> Places:
 def save(to: Path, of: Places) -> str:
     """Writes a backup to the new file `to`, whole or not at all; returns what it holds, in words.
 
-    Nobody registers a version meanwhile, and nobody moves an alias while MLflow's database is dumped. Artifacts are
-    read after the database, so that all that it tells of is there. Raises UserError where there is nothing to save.
+    Nobody registers a version or frees disk meanwhile, and nobody moves an alias while MLflow's database is dumped.
+    Journals are read before the database, so that a point is in one or in both, and artifacts after it, so that all
+    that it tells of is there. Raises UserError where there is nothing to save.
     """
     if to.exists():
         raise UserError(f"{to} is there already: name a new file: make backup to=FILE")
@@ -69,24 +73,43 @@ def save(to: Path, of: Places) -> str:
         raise UserError(f"{of.databases['mlflow.dump'].place} is empty: nothing to back up: set MLFLOW_TRACKING_URI")
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f".{to.name}.partial")
-    names = model_names()
+    names, stores = model_names(), artifact_stores()
     try:
-        with TemporaryDirectory(dir=to.parent) as scratch, lock_all("register", names):
-            dumps = {}
+        with (
+            TemporaryDirectory(dir=to.parent) as scratch,
+            locks.in_turn(anchors.gc_lock()),
+            lock_all("register", names),
+        ):
+            copies, dumps = Path(scratch, JOURNALS), {}
             with lock_all("move", names):
+                journals.copy_all(copies)
                 for name, kept in of.databases.items():
                     if not kept.is_empty():
                         kept.dump(Path(scratch, name))
                         dumps[name] = Path(scratch, name)
-            files = [path for path in sorted(of.artifacts.rglob("*")) if path.is_file()]
-            members = dumps | {f"{ARTIFACTS}/{path.relative_to(of.artifacts).as_posix()}": path for path in files}
+            runs, artifacts = len(journals.places(copies)), _files(of.artifacts, ARTIFACTS)
+            members = _files(copies, JOURNALS) | dumps | artifacts
             with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
                 _write(file, members, _manifest(of, names, list(dumps)))
                 os.fsync(file.fileno())
         partial.replace(to)
     finally:
         partial.unlink(missing_ok=True)
-    return f"{to}: {', '.join(of.databases[name].place for name in dumps)} and {len(files)} artifacts"
+    dumped = ", ".join(of.databases[name].place for name in dumps)
+    elsewhere = [_not_in_it(store) for store in stores if store != SERVERS_OWN or not artifacts]
+    return "\n".join([f"{to}: {dumped}, {len(artifacts)} artifacts and the journals of {runs} runs", *elsewhere])
+
+
+def _not_in_it(store: str) -> str:
+    if store == SERVERS_OWN:
+        return "not in it: what MLflow's server keeps: name its directory, --artifacts DIR, or give its bucket versions"
+    return f"not in it: artifacts in {store}: give the bucket versions"
+
+
+def _files(directory: Path, folder: str) -> dict[str, Path]:
+    """Every file below `directory` by its name in a backup, where it lies in `folder`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {f"{folder}/{path.relative_to(directory).as_posix()}": path for path in files}
 
 
 def _manifest(of: Places, names: list[str], dumps: list[str]) -> dict[str, Any]:
@@ -129,8 +152,8 @@ def _write(file: BinaryIO, members: dict[str, Path], manifest: dict[str, Any]) -
 def restore(source: Path, to: Places, overwrite: bool) -> str:
     """Puts the backup `source` in place of what is there, all of it or nothing; returns what it held, in words.
 
-    Raises UserError where it is no whole backup, fits these places not, or where something is there and `overwrite`
-    is false.
+    Journals that are there stay beside those of the backup. Raises UserError where it is no whole backup, fits these
+    places not, where something is there and `overwrite` is false, or where somebody logs.
     """
     busy = "is running a pipeline here: wait for it or stop it"
     to.artifacts.parent.mkdir(parents=True, exist_ok=True)
@@ -148,14 +171,19 @@ def restore(source: Path, to: Places, overwrite: bool) -> str:
             raise UserError(
                 f"{', '.join(used)}: not empty: back it up, and say overwrite=1 (--overwrite) to replace it"
             )
-        with lock_all("register", manifest["models"]), lock_all("move", manifest["models"]), ExitStack() as undo:
+        models = manifest["models"]
+        with lock_all("register", models), lock_all("move", models), journals.at_rest(), ExitStack() as undo:
             for name in manifest["kinds"]:
                 to.databases[name].replace(new / name, aside, undo)
+            runs = len(journals.places(new / JOURNALS))
+            journals.put_back(new / JOURNALS, aside, undo)
             move_aside(to.artifacts, aside, undo)
             (new / ARTIFACTS).mkdir(exist_ok=True)
             (new / ARTIFACTS).replace(to.artifacts)
             undo.pop_all()
-    return f"{source} restored: {', '.join(to.databases[name].place for name in manifest['kinds'])}, {to.artifacts}"
+    put = ", ".join([*(to.databases[name].place for name in manifest["kinds"]), str(to.artifacts)])
+    later = f": python -m rlhf.tracking flush delivers what MLflow lacks of {runs} runs" if runs else ""
+    return f"{source} restored: {put}{later}"
 
 
 def _extract(source: Path, place: Path) -> dict[str, Any]:

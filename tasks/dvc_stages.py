@@ -25,7 +25,7 @@ from rlhf.registry import records
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
 from tasks.events import announce_refusal
-from tasks.processes import Terms, run_lines
+from tasks.processes import Terms, over_limit, run_lines, without_a_word
 from tasks.supervisor import OWN_LINE, TIMED_OUT
 
 RETRIES = 2
@@ -82,8 +82,7 @@ def run_stage(name: str, parent: str, workspace: Path = anchors.CHECKOUT) -> Out
     with closing(progress):
         code = run_lines(command, on_line, directory=workspace, environ=environ, terms=terms)
     if code == TIMED_OUT:
-        over = f"limits.{name}_seconds={terms.limit:.0f}: the stage took longer and was ended"
-        raise StageFailedError(f"{name}: {over}: raise the limit, or set it to 0 for none")
+        raise StageFailedError(f"{name}: {over_limit(name, terms)}")
     if code:
         raise StageFailedError(output.fault(name, code))
     outs = locked_outs(workspace / "dvc.lock", name)
@@ -126,7 +125,7 @@ class _Output:
     def fault(self, name: str, code: int) -> str:
         """The one line that says why the stage failed: its own last one, or DVC's error where it did not get to run."""
         reason = self.stage_line if self.ran else " ".join(next(iter(self._errors), self.stage_line).split())
-        reason = reason or f"exit code {code} without a word"
+        reason = reason or without_a_word(code)
         return reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
 
 

@@ -18,7 +18,7 @@ from rlhf.errors import UserError
 from rlhf.redaction import redacted_errors
 from tasks.artifacts import ProgressArtifact, slug
 from tasks.devices import lock_files
-from tasks.processes import Terms, run_lines
+from tasks.processes import Terms, over_limit, run_lines, without_a_word
 from tasks.summary import run_link
 from tasks.supervisor import OWN_LINE, TIMED_OUT
 from tasks.workspaces import cache_dir
@@ -36,9 +36,8 @@ def evaluate_version(model: str, version: str, split: str, other_data: bool) -> 
     """
     logger, said = get_run_logger(), [""]
     params = config.load((), anchors.CHECKOUT / config.PARAMS_FILE)
-    limit = params.limits.evaluate_seconds
     holder = f"evaluate_registered of {flow_run.name}"
-    terms = Terms(locks=lock_files(["runtime"], params), holder=holder, limit=limit)
+    terms = Terms(locks=lock_files(["runtime"], params), holder=holder, limit=params.limits.evaluate_seconds)
     words = ["--split", split, "--cache", str(cache_dir() / "files/md5"), "--json"]
     words += ["--other-data"] if other_data else []
     command = [sys.executable, "-m", "rlhf.registry", "--name", model, "evaluate", *words, "--", version]
@@ -53,9 +52,9 @@ def evaluate_version(model: str, version: str, split: str, other_data: bool) -> 
     with closing(progress):
         code = run_lines(command, on_line, directory=anchors.CHECKOUT, environ=anchors.environment(), terms=terms)
     if code == TIMED_OUT:
-        raise UserError(f"limits.evaluate_seconds={limit:.0f}: the evaluation took longer and was ended: raise it")
+        raise UserError(over_limit("evaluate", terms))
     if code:
-        raise UserError(said[-1].removeprefix(OWN_WORD) or f"the evaluation ended with {code}, without a word")
+        raise UserError(said[-1].removeprefix(OWN_WORD) or without_a_word(code))
     done: dict[str, Any] = json.loads(said[-1])
     name = slug(f"{model}-{version}-{split}")
     create_table_artifact(_rows(done), f"evaluation-{name}", done["line"])

@@ -39,6 +39,17 @@ class Terms:
         return [*locks, f"--holder={self.holder}", f"--limit={self.limit}"]
 
 
+def over_limit(stage: str, terms: Terms) -> str:
+    """What to tell of a command that was ended at the time limit of `stage`."""
+    over = f"limits.{stage}_seconds={terms.limit:.0f}: it took longer and was ended"
+    return f"{over}: raise the limit, or set it to 0 for none"
+
+
+def without_a_word(code: int) -> str:
+    """What to tell of a command that failed and said nothing."""
+    return f"exit code {code} without a word"
+
+
 def end_with_parent() -> None:
     """Has the kernel send this process SIGTERM when its parent is gone (prctl(2)); Linux only, elsewhere nothing."""
     if supervisor.LINUX:

@@ -11,7 +11,7 @@ from rlhf import machine
 from rlhf.errors import UsageError
 from rlhf.registry import records
 from rlhf.registry.champion import COMPARED_WITH, GATE, REASONS, WITHDRAWN
-from rlhf.registry.lookup import URI, find, find_model
+from rlhf.registry.lookup import URI, find_model, find_of
 from rlhf.registry.server import server
 from rlhf.tracking.server import search_by_outs
 
@@ -47,6 +47,8 @@ class History:
     dirty: bool
     diff: str
     """What the code had beyond the commit."""
+    is_masked: bool
+    """Whether the diff held a secret, in whose place there is a mask."""
     params: Mapping[str, Any]
     data: Mapping[str, str]
     """md5 of each data file and directory that a stage read."""
@@ -68,10 +70,10 @@ def read(uri: str) -> tuple[History, dict[str, bytes]]:
     if not wanted:
         raise UsageError(f"{uri}: no version of a model: write models:/gsm8k-policy@champion or models:/gsm8k-policy/3")
     with server() as registry:
-        version = find(registry, wanted["name"], wanted["number"] or wanted["alias"])
-        number, model = str(version.version), find_model(registry, version.name)
+        model = find_model(registry, wanted["name"])
+        version = find_of(registry, model, wanted["number"] or wanted["alias"])
         found = records.read(version)
-        aliases = tuple(sorted(alias for alias, holder in model.aliases.items() if str(holder) == number))
+        aliases = tuple(sorted(a for a, number in model.aliases.items() if str(number) == str(version.version)))
         return history_of(version, aliases, found, _stages(registry, version, found)), found
 
 
@@ -92,6 +94,7 @@ def history_of(
         commit=tags.get(records.COMMIT_TAG, ""),
         dirty=tags.get("git.dirty") == "true",
         diff=found.get(records.DIFF, b"").decode(errors="replace"),
+        is_masked=records.is_masked(found, tags),
         params=yaml.safe_load(found.get(records.PARAMS, b"{}")),
         data=records.data_read(found),
         sft=json.loads(found.get(records.SFT, b"{}")),

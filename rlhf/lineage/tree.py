@@ -79,7 +79,8 @@ def _code(history: History) -> Node:
         return Node("code: in no git repository")
     if history.diff:
         changed = [line.split(" b/", 1)[1] for line in history.diff.splitlines() if line.startswith("diff --git ")]
-        return Node(f"code: commit {history.commit} with changes of", [Node(path) for path in changed])
+        masked = " (a secret in them is masked)" if history.is_masked else ""
+        return Node(f"code: commit {history.commit} with changes{masked} of", [Node(path) for path in changed])
     rest = ", and files beside it that no stage reads" if history.dirty else ""
     return Node(f"code: commit {history.commit}{rest}")
 

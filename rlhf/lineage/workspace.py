@@ -37,7 +37,8 @@ CHECKOUTS_OWN = ("RLHF_", "MLFLOW_", "PYTHONPATH", "VIRTUAL_ENV")
 def prepare(history: History, found: Mapping[str, bytes], directory: Path) -> None:
     """Makes the workspace whole or not at all, or finds the one that was made for the same policy before.
 
-    Raises UserError where something else is there, or where the version does not say what it was made from.
+    Raises UserError where something else is there, or where the version does not say, or not whole, what it was made
+    from.
     """
     mark = directory / MARK
     if mark.is_file() and mark.read_text() == history.policy_hash:
@@ -48,6 +49,11 @@ def prepare(history: History, found: Mapping[str, bytes], directory: Path) -> No
     if missing or not history.commit:
         what = " and ".join([*missing, *([] if history.commit else ["its commit"])])
         raise UserError(f"{history.name} version {history.version} did not keep {what}: take another version")
+    if history.is_masked:
+        raise UserError(
+            f"{history.name} version {history.version}: its code held a secret, which its {records.DIFF} has masked: "
+            "it cannot be made again: move the secret to an environment variable, and register another version"
+        )
     if anchors.git("cat-file", "-e", f"{history.commit}^{{commit}}", directory=anchors.CHECKOUT) is None:
         raise UserError(f"commit {history.commit} is not in {anchors.CHECKOUT}: git fetch it, and run this again")
     partial = directory.with_name(f".{directory.name}.partial")

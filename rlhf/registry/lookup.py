@@ -40,13 +40,17 @@ def holder(registry: MlflowClient, name: str, alias: str) -> ModelVersion | None
 
 def find(registry: MlflowClient, name: str, wanted: str) -> ModelVersion:
     """The version with the number or alias `wanted`; raises UserError that lists those that there are."""
-    model = find_model(registry, name)
-    versions = {str(version.version): version for version in registry.search_model_versions(f"name='{name}'")}
+    return find_of(registry, find_model(registry, name), wanted)
+
+
+def find_of(registry: MlflowClient, model: RegisteredModel, wanted: str) -> ModelVersion:
+    """`find` of a model that was found already."""
+    versions = {str(version.version): version for version in registry.search_model_versions(f"name='{model.name}'")}
     number = wanted if wanted in versions else str(model.aliases.get(wanted, ""))
     if number not in versions:
         known = ", ".join([*sorted(model.aliases), *sorted(versions, key=int)])
-        raise UserError(f"{name} has no version {wanted!r}: take one of {known or 'none'}")
-    return registry.get_model_version(name, number)
+        raise UserError(f"{model.name} has no version {wanted!r}: take one of {known or 'none'}")
+    return registry.get_model_version(model.name, number)
 
 
 def require_files(version: ModelVersion) -> None:

@@ -7,7 +7,7 @@
     evaluation.json     accuracies with their intervals
 
 `python -m rlhf.lineage` shows them and reproduces the policy from them. Secrets in them are masked; the diff's hash is
-that of what is kept.
+that of what it was before, so that a version whose code held a secret can be told from one that can be made again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def collect(workspace: Path, manifest: Manifest, code: Mapping[str, str]) -> Rec
     if (sft / MANIFEST).is_file() and checkpoint_hash(sft) == manifest.parents.get("sft"):
         places[SFT] = sft / MANIFEST
     found = {name: redact_bytes(path.read_bytes()) for name, path in places.items()}
-    if diff := redact_bytes(changes(anchors.CHECKOUT, NEW_CODE)):
-        found[DIFF] = diff
+    if diff := changes(anchors.CHECKOUT, NEW_CODE):
+        found[DIFF] = redact_bytes(diff)
         code = {**code, DIFF_TAG: sha256(diff).hexdigest()}
     return Records(found, code)
 
@@ -125,6 +125,11 @@ def data_read(found: Mapping[str, bytes]) -> dict[str, str]:
     """md5 of all data that the stages read, by its path."""
     deps = {path: md5 for entry in lock_stages(found).values() for path, md5 in hashes(entry.get("deps", [])).items()}
     return {path: md5 for path, md5 in sorted(deps.items()) if path.startswith("data/")}
+
+
+def is_masked(found: Mapping[str, bytes], tags: Mapping[str, str]) -> bool:
+    """Whether the diff among the records is not, by the hash in the version's tags, the one that the code had."""
+    return DIFF in found and sha256(found[DIFF]).hexdigest() != tags.get(DIFF_TAG)
 
 
 def machine_of(run_id: str) -> dict[str, str]:

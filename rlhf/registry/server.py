@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from rlhf import anchors, locks
 from rlhf.errors import UserError
@@ -72,6 +73,16 @@ def model_names() -> list[str]:
     """The registered models by name."""
     with server() as registry:
         return sorted(model.name for model in registry.search_registered_models())
+
+
+def artifact_stores() -> list[str]:
+    """Where experiments keep artifacts that are no files of this host: `s3://bucket`, `mlflow-artifacts:`."""
+    from mlflow.entities import ViewType
+
+    with server() as registry:
+        places = [urlsplit(found.artifact_location) for found in registry.search_experiments(view_type=ViewType.ALL)]
+    stores = {f"{place.scheme}:{place.netloc and f'//{place.netloc}'}" for place in places if place.scheme}
+    return sorted(stores - {"file:"})
 
 
 def version_uri(version: ModelVersion, path: str = "") -> str:

@@ -45,6 +45,8 @@ class Delivery:
         self.points = 0
         self._client = client
         self._sent = journal.sent(server)
+        self._has_ended = False
+        """Whether the server knows an end of the run after all that the journal tells of."""
         self._there: dict[str, set[int]] | None = {}
         """The steps that the server has of each metric asked for; None where the run is new and has nothing."""
         self._held = ExitStack()
@@ -80,7 +82,7 @@ class Delivery:
         """
         if self.journal.is_written() or not self.journal.is_delivered(self._sent.server):
             return False
-        if not is_ended(self.journal):
+        if not (self._has_ended or is_ended(self.journal)):
             self._send([{"op": "end", "status": "KILLED", "time": last_moment(self.journal)}])
         return self.journal.remove(self._sent.server)
 
@@ -117,15 +119,22 @@ class Delivery:
                 self._unless_refused(records, lambda some: self._end(some[0]))
 
     def _begin(self, record: Record) -> None:
-        """Finds the run or makes it; one that is found goes on, under the parent that it has now."""
+        """Finds the run or makes it; one that is found goes on, under the parent that it has now.
+
+        It does not where a backup brought an old journal back, and the server knows how the run ended later.
+        """
         tags = record["tags"] | {KEY_TAG: self.journal.key}
         if parent := self._parent(record["parent"]):
             tags["mlflow.parentRunId"] = parent
         if run_id := self._find(self.journal.key):
-            self._client.update_run(run_id, status="RUNNING")
-            if "error" in self._client.get_run(run_id).data.tags:
-                self._client.delete_tag(run_id, "error")
+            found = self._client.get_run(run_id)
             self._sent = replace(self._sent, run_id=run_id)
+            self._has_ended = (found.info.end_time or 0) > last_moment(self.journal)
+            if self._has_ended:
+                return
+            self._client.update_run(run_id, status="RUNNING")
+            if "error" in found.data.tags:
+                self._client.delete_tag(run_id, "error")
             self._send_entries("tags", tags)
             return
         run = self._client.create_run(experiment_id(self._client), record["start"], tags, record["name"])

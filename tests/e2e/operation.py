@@ -62,6 +62,11 @@ class Operation:
         """Starts a run as the form does."""
         return self.client.create_flow_run_from_deployment(self.deployment(deployment).id, parameters=parameters).id
 
+    def runs(self, deployment: str) -> list[UUID]:
+        """All runs of a deployment."""
+        wanted = FlowRunFilter.model_validate({"deployment_id": {"any_": [self.deployment(deployment).id]}})
+        return sorted(run.id for run in self.client.read_flow_runs(flow_run_filter=wanted))
+
     def state(self, run: UUID) -> State[Any]:
         found = self.client.read_flow_run(run).state
         assert found is not None

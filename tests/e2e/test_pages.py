@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from rlhf.evaluation.wording import percent
 from tests.e2e import browser
@@ -65,13 +65,38 @@ def test_prefect_shows_the_artifacts(operation: Operation, page: Page, pictures:
     picture(page, pictures / "prefect-summary.png")
 
 
-def test_the_form_has_our_choices(operation: Operation, page: Page, pictures: Path) -> None:
+def open_form(operation: Operation, page: Page) -> None:
     page.goto(f"{operation.servers.prefect}/deployments/deployment/{operation.deployment('pipeline/on-demand').id}/run")
+
+
+def field(page: Page, label: str) -> Locator:
+    """The innermost part of the form that has the label: the field with its words."""
+    labelled = page.locator(".schema-form-property").filter(has=page.get_by_text(f"{label} (Optional)", exact=True))
+    return labelled.last
+
+
+def test_the_form_has_our_choices(operation: Operation, page: Page, pictures: Path) -> None:
+    open_form(operation, page)
     shows(page, "What scores an answer: the right final number, the reward model, or both", "Allow Dirty", "Overrides")
     picture(page, pictures / "prefect-form.png")
     page.get_by_role("button", name="verifier").press("ArrowDown")
     for choice in ("verifier", "reward_model", "mixture"):
         expect(page.get_by_role("listbox").get_by_text(choice, exact=True)).to_be_visible()
+
+
+def test_the_form_refuses_nonsense_and_starts_nothing(operation: Operation, page: Page) -> None:
+    before = operation.runs("pipeline/on-demand")
+    open_form(operation, page)
+    field(page, "Revision").get_by_role("textbox").fill("two words")
+    page.get_by_role("button", name="Submit").click()
+    shows(page, "Validation failed for field 'choices.revision'. Failure reason: 'two words' does not match")
+    open_form(operation, page)
+    field(page, "Overrides").get_by_role("button", name="Add item").click()
+    field(page, "Overrides").get_by_role("textbox").fill("ppo.kl.coef 0.02")
+    page.get_by_role("button", name="Submit").click()
+    expect(field(page, "Overrides")).to_contain_text("'ppo.kl.coef 0.02' does not match")
+    assert page.url.endswith("/run")  # not the page of a run
+    assert operation.runs("pipeline/on-demand") == before
 
 
 def test_prefect_shows_the_schedule_and_the_scheduled_run(operation: Operation, page: Page, pictures: Path) -> None:

@@ -285,7 +285,7 @@ def test_a_run_shows_its_progress_and_its_metrics(ended: dict[str, Run]) -> None
 def test_a_stage_over_its_limit_ends_with_a_line_that_names_the_param(watched: Watched, ended: dict[str, Run]) -> None:
     run = ended["train_reward"]
     assert run.end().is_failed()
-    assert "limits.train_reward_seconds=3: the stage took longer and was ended: raise the limit" in run.state.message
+    assert "limits.train_reward_seconds=3: it took longer and was ended: raise the limit" in run.state.message
     assert "limits.train_reward_seconds=3" in watched.webhook.wait_for("failed", run.name)["message"]
 
 

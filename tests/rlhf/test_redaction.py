@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import html
 import io
+import json
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
+import yaml
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import escape
 from mlflow import MlflowClient
 
 from rlhf import anchors, config, redaction, tracking
 from rlhf.errors import UsageError, UserError, run_command
+from rlhf.redaction import MASK
 
-SECRET = "correct/horse battery"
-QUOTED = "correct%2Fhorse%20battery"
+SECRET = 'correct/horse <"battery\\staple"> & é'
+QUOTED = "correct%2Fhorse%20%3C%22battery%5Cstaple%22%3E%20%26%20%C3%A9"
+WRITERS = {
+    "JSON": json.dumps,
+    "JSON, not ASCII": partial(json.dumps, ensure_ascii=False),
+    "JSON in JSON": lambda text: json.dumps(json.dumps(text)),
+    "JSON in HTML": lambda text: html.escape(json.dumps(text)),
+    "HTML in JSON": lambda text: json.dumps(html.escape(text)),
+    "JSON in a script": htmlsafe_json_dumps,
+    "HTML": html.escape,
+    "HTML, quotes as they are": partial(html.escape, quote=False),
+    "Jinja": escape,
+    "Python": repr,
+    "YAML": partial(yaml.safe_dump, allow_unicode=True),
+    "path": quote,
+    "query": quote_plus,
+}
 
 
 @pytest.fixture
@@ -31,6 +55,19 @@ def test_the_value_of_a_variable_with_a_telling_name_is_masked(name: str, monkey
     assert redaction.redact(f"tried {QUOTED}!") == "tried ***!"
 
 
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+@pytest.mark.parametrize("secret", [SECRET, "it's a 'long' secret"])
+def test_a_secret_is_masked_however_it_is_written(
+    write: Callable[[str], str], secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", secret)
+    text = str(write(f"Begin: {secret}!"))
+    masked = redaction.redact(text)
+    assert MASK in masked
+    assert not [word for word in ("horse", "battery", "staple", "long", "secret") if word in masked]
+    assert redaction.secret_in(text) == "the secret in the environment variable HF_TOKEN"
+
+
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "MONKEY", "TOKENIZERS_PARALLELISM", "RLHF_PARENT_RUN_KEY"])
 def test_any_other_variable_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, SECRET)
@@ -46,7 +83,13 @@ def test_any_other_variable_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -
         ),
         ("redis://:x@h", "redis://:***@h"),
         ("https://b/o?X-Amz-Signature=ab12&part=1", "https://b/o?X-Amz-Signature=***&part=1"),
+        ("href='?part=1&amp;X-Amz-Signature=ab12'", "href='?part=1&amp;X-Amz-Signature=***'"),
+        ("?part=1\\u0026token=ab12\\n", "?part=1\\u0026token=***"),
+        ('"see \\"https://b/o?token=ab12\\""', '"see \\"https://b/o?token=***\\""'),
+        ("<p>?token=ab12</p>", "<p>?token=***</p>"),
         ("{'Authorization': 'Basic YTpi'}", "{'Authorization': 'Basic ***'}"),
+        (r'"{\"Authorization\": \"Bearer YTpi\"}"', r'"{\"Authorization\": \"Bearer ***\"}"'),
+        ("{&#39;Authorization&#39;: &#39;Basic YTpi&#39;}", "{&#39;Authorization&#39;: &#39;Basic ***&#39;}"),
         ("postgresql://ann@db:5432/mlflow", "postgresql://ann@db:5432/mlflow"),
         ("hf://org/name@main and http://127.0.0.1:5000/", "hf://org/name@main and http://127.0.0.1:5000/"),
     ],
@@ -119,6 +162,7 @@ def test_log_records_hold_no_secret_wherever_they_go(planted: str) -> None:
         redaction.redact_logs()  # a second time changes nothing
         logger.warning("token %s of %d", planted, 2)
         logger.warning("plain %s", "words")
+        logger.warning("given %r and %s", {"token": planted}, json.dumps([planted]))
         try:
             raise RuntimeError(planted)
         except RuntimeError:
@@ -126,8 +170,9 @@ def test_log_records_hold_no_secret_wherever_they_go(planted: str) -> None:
     finally:
         logging.setLogRecordFactory(before)
         logger.removeHandler(handler)
-    assert shown.getvalue().startswith("token *** of 2\nplain words\nfailed\nTraceback")
-    assert planted not in shown.getvalue()
+    beginning = "token *** of 2\nplain words\ngiven {'token': '***'} and [\"***\"]\nfailed\nTraceback"
+    assert shown.getvalue().startswith(beginning)
+    assert "staple" not in shown.getvalue()
     assert "RuntimeError: ***" in shown.getvalue()
 
 
@@ -159,9 +204,11 @@ def test_a_run_holds_no_secret(planted: str, tmp_path: Path, monkeypatch: pytest
     runs = []
 
     def failing() -> None:
-        with tracking.pipeline_run({"prompt": {"system": planted}}, {"overrides": f"x={planted}"}) as run:
+        params = {"prompt": {"system": planted, "stop": [planted], "json": json.dumps(planted)}}
+        with tracking.pipeline_run(params, {"overrides": f"x={planted}"}) as run:
             runs.append(run)
-            run.set_tags({"note": planted})
+            run.set_tags({"note": planted, "html": html.escape(planted)})
+            run.log_table(["token"], [[planted]], "table.json")
             run.log_text(f"diff with {planted}", "changes.diff")
             raise UserError(f"no log-in with {planted}")
 
@@ -169,14 +216,16 @@ def test_a_run_holds_no_secret(planted: str, tmp_path: Path, monkeypatch: pytest
         failing()
     client = MlflowClient(anchors.tracking_uri())
     kept = client.get_run(runs[0].id).data
-    assert kept.params == {"prompt.system": "***"}
-    assert {name: kept.tags[name] for name in ("overrides", "note", "error")} == {
+    assert kept.params == {"prompt.system": "***", "prompt.stop": "['***']", "prompt.json": '"***"'}
+    assert {name: kept.tags[name] for name in ("overrides", "note", "html", "error")} == {
         "overrides": "x=***",
         "note": "***",
+        "html": "***",
         "error": "no log-in with ***",
     }
     assert [path.read_text() for path in tmp_path.rglob("changes.diff")] == ["diff with ***"]
-    assert planted.encode() not in (tmp_path / "mlflow.db").read_bytes()
+    assert [json.loads(path.read_text())["data"] for path in tmp_path.rglob("table.json")] == [[["***"]]]
+    assert b"staple" not in (tmp_path / "mlflow.db").read_bytes()
 
 
 def test_nothing_secret_gets_into_mlflow_with_a_file(
@@ -187,6 +236,8 @@ def test_nothing_secret_gets_into_mlflow_with_a_file(
     files = {
         "changes.diff": f"+token = {planted}".encode() + b" \xe9\n",
         "docs/deep/page.html": b"<p>https://user:hunter22@host/</p>\r\n",
+        "docs/form.html": f'<input value="{html.escape(planted)}">'.encode(),
+        "settings.json": json.dumps({"token": planted}).encode(),
         "plain.txt": b"nothing\r\n",
         "weights": b"\0" + planted.encode(),
     }
@@ -201,6 +252,8 @@ def test_nothing_secret_gets_into_mlflow_with_a_file(
     masked = files | {
         "changes.diff": b"+token = *** \xe9\n",
         "docs/deep/page.html": b"<p>https://user:***@host/</p>\r\n",
+        "docs/form.html": b'<input value="***">',
+        "settings.json": b'{"token": "***"}',
     }
     (kept,) = (tmp_path / "mlartifacts").glob("*/artifacts")
     found = {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()}

@@ -15,13 +15,18 @@ import mlflow
 import pytest
 
 from flows import pipeline
-from rlhf import anchors, locks
+from rlhf import anchors, locks, tracking
+from rlhf.errors import UserError
 from rlhf.registry import champion, records, server
 from rlhf.registry.records import Records
 from rlhf.registry.versions import Version
+from rlhf.tracking.__main__ import main as flush
+from rlhf.tracking.delivery import KEY_TAG
+from rlhf.tracking.journal import Writer
+from rlhf.tracking.server import without_password
 from tasks import backup
 from tests import postgres
-from tests.registered import add_version, candidate, decide
+from tests.registered import add_version, candidate, decide, store
 
 NAME = "m"
 
@@ -32,6 +37,7 @@ def home(tmp_path, monkeypatch) -> Path:
     place = tmp_path / "home"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place / 'mlflow.db'}")
     monkeypatch.setenv("PREFECT_HOME", str(place / "prefect"))
+    monkeypatch.setenv("RLHF_JOURNAL_DIR", str(place / ".journal"))
     for name in backup.PREFECT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(anchors, "CHECKOUT", tmp_path / "checkout")
@@ -80,17 +86,52 @@ def told() -> dict[str, object]:
         return {"aliases": dict(model.aliases), "moves": champion.moves(model), "kept": kept}
 
 
+def log(key: str, status: str = "FINISHED") -> None:
+    """What a run has logged, as it lies on disk; with no `status`, that of a run that goes on."""
+    writer = Writer(anchors.journal_dir(), key)
+    begin = {"op": "run", "name": "train_reward", "start": 1000, "parent": "", "tags": {}}
+    writer.append(begin | {"server": without_password(anchors.tracking_uri())})
+    for step, value in LOGGED.items():
+        writer.append({"op": "points", "time": 2000 + step, "step": step, "values": {"kl": value}})
+    writer.append({"op": "artifact", "path": writer.add_text("a sample", "sample.txt"), "folder": ""})
+    if status:
+        writer.append({"op": "end", "time": 3000, "status": status})
+    writer.close()
+
+
+LOGGED = {0: 0.5, 1: 0.25, 2: 0.125}
+
+
+def arrived() -> dict[str, tuple[str, list[tuple[int, float]], str]]:
+    """By the key of each run: its status, points and artifact in MLflow."""
+    client = store()
+    (experiment,) = client.search_experiments(filter_string=f"name = '{tracking.EXPERIMENT}'")
+    found = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        history = client.get_metric_history(run.info.run_id, "kl")
+        text = Path(client.download_artifacts(run.info.run_id, "sample.txt")).read_text()
+        found[run.data.tags[KEY_TAG]] = (run.info.status, [(point.step, point.value) for point in history], text)
+    return found
+
+
 def run(*arguments: str) -> int:
     return backup.main([*arguments])
 
 
 def drill(home: Path, file: Path) -> None:
-    """Two versions are backed up; then another one comes, a file is lost and Prefect's database changes."""
+    """Two versions are backed up, and two runs that MLflow has nothing of yet, one of which goes on.
+
+    Then another version comes, a file is lost, Prefect's database changes, MLflow gets the runs, and another one waits.
+    """
     register("a", 60)
     register("b", 90)
+    log("left-1")
+    log("goes-2", status="")
     before = told()
     assert before["kept"] == {"1": {"dvc.lock": b"a"}, "2": {"dvc.lock": b"b"}}
     assert run("save", str(file)) == 0
+    assert flush(["flush"]) == 0
+    log("later-3")
     register("c", 100)
     for lost in (home / "mlartifacts").rglob("dvc.lock"):
         lost.unlink()
@@ -100,20 +141,42 @@ def drill(home: Path, file: Path) -> None:
     assert run("restore", str(file), "--overwrite") == 0
     assert told() == before
     assert flow(home) == "nightly"
+    for _ in range(2):
+        assert flush(["flush"]) == 0
+        points = sorted(LOGGED.items())
+        assert arrived() == {
+            "left-1": ("FINISHED", points, "a sample"),
+            "goes-2": ("KILLED", points, "a sample"),
+            "later-3": ("FINISHED", points, "a sample"),
+        }
     register("d", 100)  # and it goes on
     assert told()["kept"] == {**before["kept"], "3": {"dvc.lock": b"d"}}  # type: ignore[dict-item]
 
 
 def test_the_drill_with_sqlite(home, tmp_path, capfd):
     file = tmp_path / "backups/first.tar"
+    store().create_experiment("elsewhere", "s3://bucket/models")
     drill(home, file)
     out, err = capfd.readouterr()
-    assert out.splitlines()[0] == f"{file}: {home}/mlflow.db, {home}/prefect/prefect.db and 12 artifacts"
-    assert out.splitlines()[1] == f"{file} restored: {home}/mlflow.db, {home}/prefect/prefect.db, {home}/mlartifacts"
+    databases = f"{home}/mlflow.db, {home}/prefect/prefect.db"
+    saying = [line for line in out.splitlines() if not line.startswith("tracking: ")]
+    assert saying == [
+        f"{file}: {databases}, 12 artifacts and the journals of 2 runs",
+        "not in it: artifacts in s3://bucket: give the bucket versions",
+        f"{file} restored: {databases}, {home}/mlartifacts: "
+        "python -m rlhf.tracking flush delivers what MLflow lacks of 2 runs",
+    ]
     refusal = "not empty: back it up, and say overwrite=1 (--overwrite) to replace it"
     assert f"backup: {home}/mlflow.db, {home}/prefect/prefect.db, {home}/mlartifacts: {refusal}\n" in err
     assert file.stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in home.iterdir()) == [".cache", "mlartifacts", "mlflow.db", "prefect"]
+    assert sorted(path.name for path in home.iterdir()) == [
+        ".cache",
+        ".journal",
+        "mlartifacts",
+        "mlflow.db",
+        "prefect",
+    ]
+    assert [path.name for path in (home / ".journal").iterdir()] == ["lock"]
     assert [path.name for path in file.parent.iterdir()] == ["first.tar"]
 
 
@@ -154,17 +217,25 @@ def pack(unpacked: Path, to: Path) -> None:
 
 
 @pytest.fixture
-def saved(home, tmp_path, monkeypatch) -> Path:
-    """A backup of small databases that only the backup knows, after which everything was lost."""
+def filled(home, monkeypatch) -> None:
+    """Small databases that only the backup knows, and a run's journal."""
     monkeypatch.setattr(backup, "model_names", lambda: [NAME])
+    monkeypatch.setattr(backup, "artifact_stores", list)
+    log("left-1")
     (home / "mlartifacts/1").mkdir(parents=True)
     (home / "mlartifacts/1/weights").write_bytes(b"weights")
     shutil.copy(home / "prefect/prefect.db", home / "mlflow.db")
+
+
+@pytest.fixture
+def saved(home, filled, tmp_path) -> Path:
+    """A backup, after which everything was lost."""
     file = tmp_path / "first.tar"
     assert run("save", str(file)) == 0
     for lost in (home / "mlflow.db", home / "prefect/prefect.db"):
         lost.unlink()
-    shutil.rmtree(home / "mlartifacts")
+    for lost in (home / "mlartifacts", home / ".journal"):
+        shutil.rmtree(lost)
     return file
 
 
@@ -270,3 +341,42 @@ def test_a_backup_is_never_overwritten(home, saved, capfd):
     assert run("save", str(saved)) == 1
     assert f"{saved} is there already: name a new file" in capfd.readouterr().err
     assert saved.read_bytes() == before
+
+
+def test_nothing_is_freed_while_it_reads(home, filled, monkeypatch, tmp_path):
+    seen = []
+
+    def during(step: str) -> None:
+        read = getattr(backup, step)
+
+        def tried(*arguments: object) -> object:
+            with pytest.raises(UserError, match="copies"), locks.exclusive(anchors.gc_lock(), "copies"):
+                pytest.fail("gc would go on")
+            seen.append(step)
+            return read(*arguments)
+
+        monkeypatch.setattr(backup, step, tried)
+
+    during("_files")
+    during("_write")
+    assert run("save", str(tmp_path / "file.tar")) == 0
+    assert seen == ["_files", "_files", "_write"]
+    with locks.exclusive(anchors.gc_lock(), "copies"):
+        pass
+
+
+def test_a_run_that_logs_keeps_its_journal(home, saved, capfd):
+    writer = Writer(anchors.journal_dir(), "left-1")
+    assert run("restore", str(saved)) == 1
+    writer.close()
+    assert f"uses the journal {home}/.journal/left-1: wait for it or stop it" in capfd.readouterr().err
+    assert not (home / "mlflow.db").exists()
+
+
+def test_artifacts_that_the_server_keeps_are_named(home, filled, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(backup, "artifact_stores", lambda: [backup.SERVERS_OWN])
+    assert run("save", str(tmp_path / "with.tar")) == 0
+    assert "not in it" not in capfd.readouterr().out
+    (home / "mlartifacts/1/weights").unlink()
+    assert run("save", str(tmp_path / "without.tar")) == 0
+    assert "not in it: what MLflow's server keeps: name its directory, --artifacts DIR" in capfd.readouterr().out

@@ -107,7 +107,7 @@ def test_where_dvc_refuses_to_run_a_stage_its_error_is_the_reason(workspace: Pat
 
 
 def test_a_stage_over_its_limit_is_ended_and_the_line_names_the_param(workspace: Path) -> None:
-    reason = "limits.train_ppo_seconds=4: the stage took longer and was ended: raise the limit"
+    reason = "limits.train_ppo_seconds=4: it took longer and was ended: raise the limit"
     with pytest.raises(StageFailedError, match=f"^train_ppo: {reason}, or set it to 0 for none$"):
         run("train_ppo", workspace)
 

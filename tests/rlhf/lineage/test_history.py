@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from uuid import uuid4
 
 import pytest
@@ -59,10 +60,11 @@ def version(name) -> Version:
     with tracking.stage_run("train_ppo", {}) as run:
         run.tag_outs(POLICY)
     made = add_version(name, "f00d")
-    tags = {"git.commit": COMMIT or "", "git.dirty": "true", "machine.processor": "P 9", "run": run.id}
+    code = {"git.commit": COMMIT or "", "git.diff": sha256(FILES["changes.diff"]).hexdigest()}
+    tags = code | {"git.dirty": "true", "machine.processor": "P 9", "run": run.id}
     for key, value in tags.items():
         store().set_model_version_tag(name, made.number, key, value)
-    records.file(Version(name, made.number, "f00d", tags), Records(FILES, {"git.commit": COMMIT or ""}))
+    records.file(Version(name, made.number, "f00d", tags), Records(FILES, code))
     decide(made, candidate(60))
     return Version(name, made.number, "f00d", tags)
 
@@ -105,6 +107,7 @@ def test_the_json_has_all_of_it(version, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["params"] == {"seed": 4711, "ppo": {"lr": 0.5}}
     assert told["diff"] == FILES["changes.diff"].decode()
+    assert not told["is_masked"]
     assert told["sft"] == SFT
     assert told["evaluation"] == EVALUATION
     assert (told["name"], told["version"], told["aliases"]) == (version.name, "1", ["champion"])

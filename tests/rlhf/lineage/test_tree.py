@@ -12,7 +12,7 @@ from rlhf.lineage.tree import Node, as_lines, as_rich, tree
 
 BARE = History(
     name="m", version="2", aliases=(), policy_hash="f00d", gate={}, commit="c1", dirty=False, diff="",
-    params={}, data={}, sft={}, stages=(), machine={}, evaluation={},
+    is_masked=False, params={}, data={}, sft={}, stages=(), machine={}, evaluation={},
 )  # fmt: skip
 
 
@@ -36,6 +36,13 @@ def line(history: History, start: str, usual: dict[str, object] | None = None) -
 def test_the_code_says_whether_its_commit_is_all():
     assert line(BARE, "code") == "code: commit c1"
     assert line(replace(BARE, dirty=True), "code") == "code: commit c1, and files beside it that no stage reads"
+
+
+def test_changes_that_held_a_secret_are_said_to_be_masked():
+    changed = replace(BARE, diff="diff --git a/x.py b/x.py\n+***\n")
+    assert line(changed, "code") == "code: commit c1 with changes of"
+    masked = replace(changed, is_masked=True)
+    assert line(masked, "code") == "code: commit c1 with changes (a secret in them is masked) of"
 
 
 def test_params_are_compared_with_the_commits():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rlhf.errors import UserError
 from rlhf.hashes import dvc_md5
 from rlhf.lineage import workspace
 from rlhf.lineage.history import History
+from rlhf.redaction import redact_bytes
 from rlhf.registry import records
 
 PACKAGES = "# lock\ntorch==2.15.0 ; python_version > '3' \\\n    --hash=sha256:1\nnumpy==2.0 \\\n    --hash=sha256:2\n"
@@ -50,7 +52,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
 def history(checkout) -> History:
     return History(
         name="m", version="2", aliases=(), policy_hash="f00d", gate={}, commit=git(checkout, "rev-parse", "HEAD"),
-        dirty=True, diff="", params={}, data={}, sft={}, stages=(), machine={}, evaluation={},
+        dirty=True, diff="", is_masked=False, params={}, data={}, sft={}, stages=(), machine={}, evaluation={},
     )  # fmt: skip
 
 
@@ -106,6 +108,25 @@ def test_a_version_that_does_not_say_what_made_it_is_refused(history, found, tmp
     found = {name: content for name, content in found.items() if name != left}
     with pytest.raises(UserError, match=f"m version 2 did not keep (its )?{left}: take another version"):
         workspace.prepare(history, found, tmp_path / "again")
+
+
+def test_changes_that_held_a_secret_are_not_made_again(checkout, history, found, tmp_path, monkeypatch):
+    """What is masked may be a line that was there before: such a diff does not even apply."""
+    monkeypatch.setenv("HF_TOKEN", "hf_planted")
+    git(checkout, "checkout", "-q", history.commit)
+    (checkout / "rlhf/a.py").write_text("token = 'hf_planted'\n")
+    git(checkout, "commit", "-qam", "with a secret")
+    (checkout / "rlhf/a.py").write_text("token = None\n")
+    diff = records.changes(checkout)
+    code, masked = {records.DIFF_TAG: sha256(diff).hexdigest()}, found | {"changes.diff": redact_bytes(diff)}
+    assert not records.is_masked(found | {"changes.diff": diff}, code)
+    history = replace(history, commit=git(checkout, "rev-parse", "HEAD"), is_masked=records.is_masked(masked, code))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match="^m version 2: its code held a secret, .* masked: it cannot be made again: "):
+        workspace.prepare(history, masked, tmp_path / "again")
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(UserError, match="^git apply: error: patch failed: rlhf/a.py"):
+        workspace.prepare(replace(history, is_masked=False), masked, tmp_path / "again")
 
 
 def test_a_commit_that_is_not_here_has_to_be_fetched(history, found, tmp_path):

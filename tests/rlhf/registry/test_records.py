@@ -33,7 +33,7 @@ def test_records_are_put_into_the_version_once(version):
     assert kept(version) == {**first.files, "sft_manifest.json": b"{}"}
 
 
-def test_no_secret_is_kept_and_the_hash_is_that_of_what_is(tmp_path, monkeypatch):
+def test_no_secret_is_kept_and_the_diffs_hash_is_that_of_what_the_code_had(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_planted")
     for name in ("params.yaml", "metrics/evaluation.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -49,7 +49,10 @@ def test_no_secret_is_kept_and_the_hash_is_that_of_what_is(tmp_path, monkeypatch
         "evaluation.json": b"metrics/evaluation.json: ***",
         "changes.diff": clean,
     }
-    assert found.code == {"git.commit": "c1", "git.diff": sha256(clean).hexdigest()}
+    assert found.code == {"git.commit": "c1", "git.diff": sha256(diff).hexdigest()}
+    assert records.is_masked(found.files, found.code)
+    assert not records.is_masked({"changes.diff": diff}, found.code)
+    assert not records.is_masked({}, {"git.commit": "c1"})
 
 
 @pytest.mark.parametrize("code", [{"git.commit": "c2"}, {"git.commit": "c1", "git.diff": "5f7"}, {}])

@@ -17,7 +17,7 @@ from rlhf import anchors, tracking
 from rlhf.errors import UserError
 from rlhf.tracking.__main__ import main
 from rlhf.tracking.delivery import KEY_TAG
-from rlhf.tracking.journal import Journal, waiting
+from rlhf.tracking.journal import RECORDS, Journal, waiting
 from tests.rlhf.tracking.loopback import Loopback
 
 STEPS = 120
@@ -174,6 +174,26 @@ def test_flush_delivers_to_another_server(database, loopback, store, monkeypatch
     assert flush("--uri", loopback.uri) == 0
     assert capfd.readouterr().out == f"tracking: 1 runs with {2 * STEPS} points delivered to {loopback.uri}\n"
     assert points_in(database, the_run(store, run)) == EXPECTED
+
+
+def test_a_journal_from_before_the_runs_end_does_not_take_the_end_back(database, loopback, store):
+    """As a backup that was made a moment before has it."""
+    loopback.be("absent")
+    with tracking.stage_run("train_reward", {}) as run:
+        log(run, range(STEPS))
+    journal = Journal(anchors.journal_dir() / run.key)
+    *before, end = (journal.place / RECORDS).read_text().splitlines(keepends=True)
+    loopback.be("well")
+    assert flush() == 0
+    ended = store.get_run(the_run(store, run)).info
+    journal.place.mkdir()
+    (journal.place / RECORDS).write_text("".join(before))
+    assert flush() == 0
+    assert '"end"' in end
+    assert store.get_run(the_run(store, run)).info == ended
+    assert ended.status == "FINISHED"
+    assert points_in(database, ended.run_id) == EXPECTED
+    assert not journal.exists
 
 
 def test_what_a_server_refuses_for_good_is_said_and_left_out(loopback, store, capfd):
