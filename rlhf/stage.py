@@ -21,9 +21,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, distributed, faults, hashes, machine, process, runtime
+from rlhf import config, distributed, faults, hashes, hosts, machine, process, runtime
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
+from rlhf.hosts import Hosts
 from rlhf.params import Params
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], pro
     params = config.load(arguments)
     size = processes(params)
     if size > 1 and not distributed.is_rank():
-        return distributed.launch([sys.executable, "-m", f"stages.{name}", *arguments], size)
+        return _launch(["-m", f"stages.{name}", *arguments], size, hosts.from_environment())
     if "runtime" in SECTIONS[name]:  # no other stage is to pay for importing torch
         runtime.configure(params.runtime, params.seed)
     place = override_place(workspace, name, params) if arguments else workspace
@@ -219,6 +220,15 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], pro
         if ranks.first:
             log.tag_outs(stage.publish())
     return 0
+
+
+def _launch(command: Sequence[str], size: int, place: Hosts) -> int:
+    """Starts this host's processes, and tells what to start on the others."""
+    place.processes_here(size)
+    if place.number == 0:
+        for number, line in enumerate(place.lines(["python", *command]), start=1):
+            print(f"on host {number}, in a checkout with the same commit, params and inputs: {line}", flush=True)
+    return distributed.launch([sys.executable, *command], size, place)
 
 
 def _tracked(name: str, params: Params, ranks: Ranks) -> AbstractContextManager[Run]:
