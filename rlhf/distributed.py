@@ -139,14 +139,16 @@ def _join(gpu: bool) -> Ranks:
         if local >= here:
             raise UsageError(f"distributed.processes: each takes a GPU, and there are {here}: lower it")
         torch.cuda.set_device(local)
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
-        _talk_by_the_interface_to(os.environ["MASTER_ADDR"])
+    _talk_by_the_interface_to(os.environ["MASTER_ADDR"])
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
 def _talk_by_the_interface_to(address: str) -> None:
-    """Has gloo and NCCL take the interface that leads to host 0: by this host's name they may find loopback."""
+    """Has gloo and NCCL take the interface that leads to host 0, which is loopback where all ranks are on one host.
+
+    By itself gloo takes the one that this host's name leads to, if any.
+    """
     if interface := hosts.interface_towards(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -197,31 +199,30 @@ def _spoken(host: int) -> str:
     return f"{SPOKEN}/{host}"
 
 
-def launch(command: Sequence[str], size: int, place: Hosts) -> int:
+def launch(command: Sequence[str], size: int, among: Hosts) -> int:
     """Runs `command` as this host's part of `size` ranks; returns the exit code of the first that fails, or 0.
 
     When one fails, or this process is interrupted, all end: TERM, and KILL after `GRACE_SECONDS`. When this process is
     killed, they end by themselves. Raises UserError where a signal ended a rank, which could then not say so, and where
-    another host did not come or is gone.
+    the hosts did not meet or one is gone.
     """
-    here = place.processes_here(size)
-    store = place.store()
+    here = among.processes_here(size)
+    store = among.store(size)
     read_end, write_end = os.pipe()
     common = {
-        "MASTER_ADDR": place.address,
+        "MASTER_ADDR": among.address,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),  # the store is served from here
         "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(here),
-        "GROUP_RANK": str(place.number),
+        "GROUP_RANK": str(among.number),
         LIFELINE: str(read_end),
     }
     ranks: list[subprocess.Popen[bytes]] = []
     codes: list[int | None] = []
-    watch = hosts.Watch(place, store)
+    watch = hosts.Watch(among, store)
     try:
         for rank in range(here):
-            own = {"RANK": str(place.number * here + rank), "LOCAL_RANK": str(rank)}
+            own = {"RANK": str(among.number * here + rank), "LOCAL_RANK": str(rank)}
             started = subprocess.Popen(
                 command,
                 env={**os.environ, **common, **own},
@@ -237,10 +238,10 @@ def launch(command: Sequence[str], size: int, place: Hosts) -> int:
         os.close(read_end)
         os.close(write_end)
     killed = [(rank, code) for rank, code in enumerate(codes) if code is not None and (code < 0 or code == INTERRUPTED)]
-    if killed and not _has_spoken(store, place):
+    if killed and not _has_spoken(store, among):
         rank, code = killed[0]
         name = signal.Signals(-code if code < 0 else code - 128).name
-        number = place.number * here + rank + 1
+        number = among.number * here + rank + 1
         raise UserError(
             f"process {number} of {size} was ended by {name}: if memory ran out, lower ppo.micro_batch_size; "
             "run it again to go on"
@@ -248,10 +249,10 @@ def launch(command: Sequence[str], size: int, place: Hosts) -> int:
     return next((abs(code) for code in codes if code), 0)
 
 
-def _has_spoken(store: TCPStore, place: Hosts) -> bool:
+def _has_spoken(store: TCPStore, among: Hosts) -> bool:
     """Whether one of this host's ranks has said why; no where the store is gone with host 0."""
     try:
-        return bool(store.add(_spoken(place.number), 0))
+        return bool(store.add(_spoken(among.number), 0))
     except RuntimeError:
         return False
 

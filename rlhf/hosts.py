@@ -1,4 +1,4 @@
-"""Several hosts that train together: where they meet, the line that each further one runs, and who is gone.
+"""Several hosts that train together: where they meet, the line that each further one runs, and which one is gone.
 
     RLHF_HOSTS=2 RLHF_RENDEZVOUS=10.0.0.1:29400 dvc repro
 
@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 HOSTS, HOST, RENDEZVOUS = "RLHF_HOSTS", "RLHF_HOST", "RLHF_RENDEZVOUS"
 JOIN_SECONDS = 600.0
 """How long a host may take to come; people start it."""
-LOST_SECONDS = 60.0
+LOST_SECONDS = 30.0
 """How long a host that has come may be silent, as one that lost power or its cable is."""
 BEAT_SECONDS = 1.0
+RUN = "rlhf/run"
+"""The store's key with what hosts must agree on before their processes can meet."""
 SIOCGIFADDR = 0x8915
 
 
@@ -52,18 +54,50 @@ class Hosts:
             )
         return processes // self.count
 
-    def store(self) -> TCPStore:
-        """The store, served from here on host 0; raises UserError where it cannot be had."""
+    def store(self, processes: int) -> TCPStore:
+        """The store of a run of so many processes, served from here on host 0.
+
+        Raises UserError where it cannot be had, host 0 has another number of processes, or this host has come before.
+        """
+        return self._serve(processes) if self.number == 0 else self._join(processes)
+
+    def _serve(self, processes: int) -> TCPStore:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        first = self.number == 0
-        if not first:
-            self._await_host_0()
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         try:
-            return TCPStore(self.address, self.port, is_master=first, wait_for_workers=False)
-        except RuntimeError:  # torch's own errors are
-            fault = "cannot be served from here: take an address of this host and a free port"
-            raise UserError(f"{RENDEZVOUS}={self.address}:{self.port}: {fault}") from None
+            listening = socket.create_server((self.address, self.port), family=family)
+        except OSError as error:
+            fault = f"cannot be served from here ({error.strerror}): take an address of this host and a free port"
+            raise UserError(f"{self._rendezvous}: {fault}") from None
+        port = listening.getsockname()[1]  # torch by itself would listen on every interface
+        store = TCPStore(
+            self.address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+        store.set(RUN, self._run(processes))
+        return store
+
+    def _join(self, processes: int) -> TCPStore:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._await_host_0()
+        try:
+            store = TCPStore(self.address, self.port, is_master=False)
+            theirs = store.get(RUN).decode()
+        except RuntimeError:
+            raise UserError(f"{self._rendezvous}: what answers there is not host 0: check the address") from None
+        if theirs != (ours := self._run(processes)):
+            raise UserError(f"host 0 runs {theirs}, and this host {ours}: give all hosts the same")
+        if store.add(_beat(self.number), 1) > 1:
+            raise UserError(f"{HOST}={self.number} has come before: number hosts apart, or start all again")
+        return store
+
+    def _run(self, processes: int) -> str:
+        return f"distributed.processes={processes} with {HOSTS}={self.count}"
+
+    @property
+    def _rendezvous(self) -> str:
+        return f"{RENDEZVOUS}={self.address}:{self.port}"
 
     def _await_host_0(self) -> None:
         deadline = time.monotonic() + JOIN_SECONDS
@@ -74,13 +108,13 @@ class Hosts:
             except OSError:
                 if time.monotonic() > deadline:
                     fault = f"host 0 does not answer within {JOIN_SECONDS:g} s: start it, or check the network"
-                    raise UserError(f"{RENDEZVOUS}={self.address}:{self.port}: {fault}") from None
+                    raise UserError(f"{self._rendezvous}: {fault}") from None
                 time.sleep(BEAT_SECONDS)
 
     def lines(self, command: Sequence[str]) -> list[str]:
         """What the further hosts run, in a checkout of the same commit with the same params and inputs."""
-        place = f"{RENDEZVOUS}={self.address}:{self.port}"
-        return [f"{HOSTS}={self.count} {HOST}={k} {place} {shlex.join(command)}" for k in range(1, self.count)]
+        further = range(1, self.count)
+        return [f"{HOSTS}={self.count} {HOST}={number} {self._rendezvous} {shlex.join(command)}" for number in further]
 
 
 def from_environment() -> Hosts:
@@ -105,7 +139,7 @@ def _number(variable: str, default: str) -> int:
 
 
 class Watch:
-    """Tells the other hosts that this one lives, and notices when they do not.
+    """Tells the other hosts that this one lives, and notices when they do not: host 0 watches all, the others host 0.
 
     A thread talks to the store, for a call may hang as long as the network does.
     """
@@ -156,6 +190,13 @@ def _beat(host: int) -> str:
 
 def _done(host: int) -> str:
     return f"rlhf/done/{host}"
+
+
+def require_alike(found: Sequence[Mapping[str, object]], remedy: str) -> None:
+    """Raises UserError with the `remedy` where processes do not work on the same, and names in what they differ."""
+    differing = [name for name, value in found[0].items() if any(each[name] != value for each in found)]
+    if differing:
+        raise UserError(f"the processes of this run differ in {', '.join(differing)}: {remedy}")
 
 
 def interface_towards(address: str) -> str | None:

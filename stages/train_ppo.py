@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import anchors
+from rlhf import anchors, hosts
 from rlhf.data.gsm8k import read_prepared
-from rlhf.errors import UserError
 from rlhf.generation import decoders
 from rlhf.models.checkpoints import (
     Manifest,
@@ -56,9 +55,9 @@ def main(stage: Stage) -> None:
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
     kernels = decoders.kernels(params.generation.sampler)
-    key = state.fingerprint(deciding(params), inputs, stage.workspace, kernels)
-    require_alike(stage.ranks.gather(key), "params, inputs, code, lock file, torch or kind of processor")
-    directory = anchors.state_dir() / stage.name / key
+    identity = state.identity(deciding(params), inputs, stage.workspace, kernels)
+    hosts.require_alike(stage.ranks.gather(identity), "give all hosts the same commit, params and inputs")
+    directory = anchors.state_dir() / stage.name / state.fingerprint(identity)
     if stage.ranks.first:
         stage.held.enter_context(state.exclusive(directory))
         stage.after_publishing(lambda: state.discard(directory))
@@ -73,7 +72,8 @@ def main(stage: Stage) -> None:
     stage.log.log_metrics({"too_long": len(problems) - len(prompts)})
     learner = Learner(setup.actor_critic(sft, reward_model, params), settings, stage.ranks)
     done = state.load(directory, learner)
-    require_alike(stage.ranks.gather(done.iteration), "training state: let them share RLHF_STATE_DIR, or remove it")
+    reached = stage.ranks.gather({"training state": done.iteration})
+    hosts.require_alike(reached, f"let all hosts share RLHF_STATE_DIR, or remove {directory}")
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
     for row in done.rows:  # where it was killed between a state and its points
@@ -112,12 +112,6 @@ def main(stage: Stage) -> None:
 def processes(params: Params) -> int:
     """How many processes run the stage."""
     return params.distributed.processes
-
-
-def require_alike(found: Sequence[object], what: str) -> None:
-    """Raises UserError where ranks, which then are on several hosts, do not work on the same."""
-    if any(each != found[0] for each in found):
-        raise UserError(f"the hosts of this run differ in {what}")
 
 
 def deciding(params: Params) -> dict[str, object]:

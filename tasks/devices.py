@@ -20,7 +20,9 @@ def lock_files(declared: Collection[str], params: Params) -> list[Path]:
     """
     if "runtime" not in declared:
         return []
-    processes = params.distributed.processes // hosts.from_environment().count if "distributed" in declared else 1
+    processes = 1
+    if "distributed" in declared:
+        processes = hosts.from_environment().processes_here(params.distributed.processes)
     directory = anchors.main_checkout() / ".cache" / "devices"
     directory.mkdir(parents=True, exist_ok=True)
     return [directory / f"{name}.lock" for name in devices(params.runtime.device, processes)]
