@@ -22,6 +22,7 @@ pytestmark = pytest.mark.servers  # makes the network of its hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = "distributed.processes=2"
+STAGE = [sys.executable, "-m", "stages.train_ppo", TWO]
 SECONDS = 180
 OUTPUTS = (
     "models/policy/model.safetensors",
@@ -81,33 +82,38 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_two_hosts_write_the_policy_of_two_processes_on_the_first(
-    checkouts: list[Path], hosts: tuple[Host, Host]
-) -> None:
-    here = [sys.executable, "-m", "stages.train_ppo", TWO]
-    assert finish(start(checkouts[0], here))[0] == 0
-    alone = outputs(checkouts[0])
+@pytest.fixture(scope="module")
+def alone(checkouts: list[Path]) -> dict[str, bytes]:
+    """What two processes on one host write."""
+    assert finish(start(checkouts[0], STAGE))[0] == 0
+    return outputs(checkouts[0])
 
+
+def test_two_hosts_write_the_policy_of_one_on_the_first(
+    checkouts: list[Path], hosts: tuple[Host, Host], alone: dict[str, bytes]
+) -> None:
     address = f"{hosts[0].address}:29400"
-    first = start(checkouts[0], hosts[0].command(*here), RLHF_HOSTS="2", RLHF_RENDEZVOUS=address)
+    first = start(checkouts[0], hosts[0].command(*STAGE), RLHF_HOSTS="2", RLHF_RENDEZVOUS=address)
     assert first.stdout is not None
     (line,) = re.findall(r"^on host 1, .* inputs: (.*)$", first.stdout.readline(), re.MULTILINE)
     assert line == f"RLHF_HOSTS=2 RLHF_HOST=1 RLHF_RENDEZVOUS={address} {sys.executable} -m stages.train_ppo {TWO}"
     second = start(checkouts[1], hosts[1].command("sh", "-c", line))
-    code, out, err = finish(second)
-    assert (code, out, err) == (0, "", "")
+    assert finish(second) == (0, "", "")
     code, out, err = finish(first)
     assert (code, err) == (0, "")
     assert out.count("best validation accuracy") == 1
     assert outputs(checkouts[0]) == alone
     assert not (checkouts[1] / "runs").exists() and not (checkouts[1] / "journal").exists()
 
-    def torchrun(number: int) -> subprocess.Popen[str]:
+
+def test_torchrun_on_two_hosts_writes_it_as_well(
+    checkouts: list[Path], hosts: tuple[Host, Host], alone: dict[str, bytes]
+) -> None:
+    both = []
+    for number, host in enumerate(hosts):
         words = ["-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={number}", "--nproc_per_node=1"]
         words += [f"--master_addr={hosts[0].address}", "--master_port=29401", "-m", "stages.train_ppo", TWO]
-        return start(checkouts[number], hosts[number].command(sys.executable, *words))
-
-    both = [torchrun(number) for number in range(2)]
+        both.append(start(checkouts[number], host.command(sys.executable, *words)))
     assert [finish(process)[0] for process in both] == [0, 0]
     assert outputs(checkouts[0]) == alone
     assert not (checkouts[1] / "runs").exists()
