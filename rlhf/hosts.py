@@ -157,7 +157,7 @@ class Watch:
     def check(self) -> None:
         """Raises UserError that names a host which never came, or is gone."""
         for host in self._watched:
-            came = self._beats[host] > 0
+            came = host == 0 or self._beats[host] > 0  # or there would be no store
             allowed = LOST_SECONDS if came else JOIN_SECONDS
             if time.monotonic() - self._heard[host] > allowed:
                 fault = "is gone: no sign of it for" if came else "did not come within"

@@ -123,6 +123,13 @@ def test_a_host_that_never_comes_is_named(two: list[Hosts]) -> None:
     watch.stop(done=False)
 
 
+def test_host_0_is_gone_where_it_falls_silent_at_once(two: list[Hosts]) -> None:
+    stores = [host.store(2) for host in two]
+    watch = Watch(two[1], stores[1])
+    assert fault_of(watch) == "host 0 of 2 is gone: no sign of it for 0.5 s: look there, and start all again to go on"
+    watch.stop(done=False)
+
+
 def test_hosts_that_live_or_are_done_are_not_missed_and_one_that_falls_silent_is(two: list[Hosts]) -> None:
     stores = [host.store(2) for host in two]
     first, second = (Watch(host, store) for host, store in zip(two, stores, strict=True))
