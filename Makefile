@@ -24,7 +24,7 @@ given = $(if $(filter command,$(origin $(1))),$(value $(1)))
 unexport $(WORDS) Q overrides
 
 # Debian packages beyond git and make, for the tests that use them.
-SYSTEM_PACKAGES ?= postgresql chromium fonts-dejavu-core
+SYSTEM_PACKAGES ?= postgresql chromium fonts-dejavu-core iproute2
 
 .PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock lock-cpu gc clean system-deps
 

@@ -1,4 +1,4 @@
-"""Several processes that train together: what a rank knows, and how the ranks start and end.
+"""Several processes that train together: what a rank knows, and how those of one host start and end.
 
 Either `torchrun` starts the ranks, or `launch` does so by the same protocol (the variables RANK, LOCAL_RANK, WORLD_SIZE
 and a store that outlives them); CPU tensors meet over gloo, a GPU's over NCCL. All ranks end when one fails, and the
@@ -17,16 +17,21 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from rlhf import hosts
 from rlhf.errors import UsageError, UserError
+from rlhf.hosts import Hosts
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, but not in __all__
 
 T = TypeVar("T")
 
 LIFELINE = "RLHF_LIFELINE"
 """Number of the descriptor that reaches end-of-file when the launching process is gone."""
 SPOKEN = "rlhf/spoken"
-"""The store's key that counts the ranks with something to say about a failure."""
+"""The store's key that counts a host's ranks with something to say about a failure; the host's number follows."""
 INTERRUPTED = 128 + signal.SIGTERM
 GRACE_SECONDS, POLL_SECONDS = 10.0, 0.05
 LAST_WORDS_SECONDS = 2.0
@@ -134,8 +139,19 @@ def _join(gpu: bool) -> Ranks:
         if local >= here:
             raise UsageError(f"distributed.processes: each takes a GPU, and there are {here}: lower it")
         torch.cuda.set_device(local)
+    _talk_by_the_interface_to(os.environ["MASTER_ADDR"])
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def _talk_by_the_interface_to(address: str) -> None:
+    """Has gloo and NCCL take the interface that leads to host 0, which is loopback where all ranks are on one host.
+
+    By itself gloo takes the one that this host's name leads to, if any.
+    """
+    if interface := hosts.interface_towards(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def _leave() -> None:
@@ -162,7 +178,7 @@ def _lost_ranks_told() -> Iterator[None]:
 
 
 def has_last_word() -> bool:
-    """Whether this process is the one to say why all of them end: the first that asks.
+    """Whether this process is the one to say why all of them end: on each host the first that asks.
 
     From here on TERM, which now comes for all ranks, has nothing to tell one that ends anyway.
     """
@@ -173,33 +189,40 @@ def has_last_word() -> bool:
 
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=5)).add(SPOKEN, 1) == 1
+        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=5))
+        return store.add(_spoken(int(os.environ["GROUP_RANK"])), 1) == 1
     except (RuntimeError, KeyError):
         return True  # better twice than never
 
 
-def launch(command: Sequence[str], size: int) -> int:
-    """Runs `command` as `size` ranks and returns the exit code of the first that fails, or 0.
+def _spoken(host: int) -> str:
+    return f"{SPOKEN}/{host}"
+
+
+def launch(command: Sequence[str], size: int, among: Hosts) -> int:
+    """Runs `command` as this host's part of `size` ranks; returns the exit code of the first that fails, or 0.
 
     When one fails, or this process is interrupted, all end: TERM, and KILL after `GRACE_SECONDS`. When this process is
-    killed, they end by themselves. Raises UserError where a signal ended a rank, which could then not say so.
+    killed, they end by themselves. Raises UserError where a signal ended a rank, which could then not say so, and where
+    the hosts did not meet or one is gone.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, but not in __all__
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    here = among.processes_here(size)
+    store = among.store(size)
     read_end, write_end = os.pipe()
     common = {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": among.address,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),  # the store is served from here
         "WORLD_SIZE": str(size),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # or each rank warns of a choice that replicas.py makes on purpose
+        "GROUP_RANK": str(among.number),
         LIFELINE: str(read_end),
     }
     ranks: list[subprocess.Popen[bytes]] = []
+    codes: list[int | None] = []
+    watch = hosts.Watch(among, store)
     try:
-        for rank in range(size):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(here):
+            own = {"RANK": str(among.number * here + rank), "LOCAL_RANK": str(rank)}
             started = subprocess.Popen(
                 command,
                 env={**os.environ, **common, **own},
@@ -208,28 +231,39 @@ def launch(command: Sequence[str], size: int) -> int:
                 process_group=0,  # a terminal's Ctrl-C is for this process, which passes it on
             )
             ranks.append(started)
-        codes = _codes_at_the_first_failure(ranks)
+        codes = _codes_at_the_first_failure(ranks, watch)
     finally:
         _end(ranks)
+        watch.stop(done=codes == [0] * here)
         os.close(read_end)
         os.close(write_end)
     killed = [(rank, code) for rank, code in enumerate(codes) if code is not None and (code < 0 or code == INTERRUPTED)]
-    if killed and store.add(SPOKEN, 0) == 0:
+    if killed and not _has_spoken(store, among):
         rank, code = killed[0]
         name = signal.Signals(-code if code < 0 else code - 128).name
+        number = among.number * here + rank + 1
         raise UserError(
-            f"process {rank + 1} of {size} was ended by {name}: if memory ran out, lower ppo.micro_batch_size; "
+            f"process {number} of {size} was ended by {name}: if memory ran out, lower ppo.micro_batch_size; "
             "run it again to go on"
         )
     return next((abs(code) for code in codes if code), 0)
 
 
-def _codes_at_the_first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """The exit codes once one is not 0, or all are; None for a rank that still runs."""
+def _has_spoken(store: TCPStore, among: Hosts) -> bool:
+    """Whether one of this host's ranks has said why; no where the store is gone with host 0."""
+    try:
+        return bool(store.add(_spoken(among.number), 0))
+    except RuntimeError:
+        return False
+
+
+def _codes_at_the_first_failure(ranks: Sequence[subprocess.Popen[bytes]], watch: hosts.Watch) -> list[int | None]:
+    """The exit codes once one is not 0, or all are; None for a rank that still runs. Raises UserError as `check`."""
     while True:
         codes = [rank.poll() for rank in ranks]
         if any(codes) or None not in codes:
             return codes
+        watch.check()
         time.sleep(POLL_SECONDS)
 
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, distributed, faults, hashes, machine, process, runtime
+from rlhf import config, distributed, faults, hashes, hosts, machine, process, runtime
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
+from rlhf.hosts import Hosts
 from rlhf.params import Params
 
 if TYPE_CHECKING:
@@ -164,11 +165,11 @@ def run_stage(
     name: str,
     main: Callable[[Stage], None],
     arguments: Sequence[str] | None = None,
-    processes: Callable[[Params], int] = lambda _: 1,
+    processes: Callable[[Params], int] | None = None,
 ) -> None:
     """The entry point of every stage: runs `main` and exits with 0, or with one line and 1 (2 for usage).
 
-    Where `processes` tells more than one, and torchrun did not start them, they are started here.
+    Where `processes` tells more than one, and torchrun did not start them, those of this host are started here.
     """
     process.interrupt_on(signal.SIGTERM)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
@@ -189,14 +190,22 @@ def run_stage(
         sys.exit(code)
 
 
-def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], processes: Callable[[Params], int]) -> int:
+def _run(
+    name: str,
+    main: Callable[[Stage], None],
+    arguments: Sequence[str],
+    processes: Callable[[Params], int] | None,
+) -> int:
     from rlhf.tracking import SECTIONS, params_of
 
     workspace = Path.cwd()
     params = config.load(arguments)
-    size = processes(params)
-    if size > 1 and not distributed.is_rank():
-        return distributed.launch([sys.executable, "-m", f"stages.{name}", *arguments], size)
+    size = processes(params) if processes else 1
+    if processes and not distributed.is_rank():
+        among = hosts.from_environment()
+        among.processes_here(size)  # several hosts cannot share one process
+        if size > 1:
+            return _launch(["-m", f"stages.{name}", *arguments], size, among)
     if "runtime" in SECTIONS[name]:  # no other stage is to pay for importing torch
         runtime.configure(params.runtime, params.seed)
     place = override_place(workspace, name, params) if arguments else workspace
@@ -219,6 +228,20 @@ def _run(name: str, main: Callable[[Stage], None], arguments: Sequence[str], pro
         if ranks.first:
             log.tag_outs(stage.publish())
     return 0
+
+
+def _launch(words: Sequence[str], size: int, among: Hosts) -> int:
+    """Runs Python with these words as this host's processes, and tells what to run on the others."""
+    if among.number == 0:
+        for number, line in enumerate(among.lines([_in_any_checkout(sys.executable), *words]), start=1):
+            print(f"on host {number}, in a checkout with the same commit, params and inputs: {line}", flush=True)
+    return distributed.launch([sys.executable, *words], size, among)
+
+
+def _in_any_checkout(program: str) -> str:
+    """The program as another checkout has it as well: `.venv/bin/python`; where it is elsewhere, its whole path."""
+    here = Path.cwd()
+    return str(Path(program).relative_to(here)) if Path(program).is_relative_to(here) else program
 
 
 def _tracked(name: str, params: Params, ranks: Ranks) -> AbstractContextManager[Run]:

@@ -9,6 +9,8 @@ from rlhf import process  # before torch: rlhf sets what torch reads when it is 
 
 def _stop_loading(_number: int, _frame: object) -> None:
     """Ends a stage at once: an exception inside a library that is loading would come out as a page of its lines."""
+    if "LOCAL_RANK" in os.environ:  # one of several processes: whoever started it says so
+        os._exit(128 + signal.SIGTERM)
     os.write(sys.stderr.fileno(), f"{_RUNNING[0]}: interrupted while loading: nothing was written\n".encode())
     os._exit(1)
 

@@ -3,7 +3,7 @@
 python -m stages.train_ppo [key=value ...]         for example ppo.reward.source=reward_model
 
 With distributed.processes=N it starts N processes; torchrun --standalone --nproc_per_node=N -m stages.train_ppo does
-as well.
+as well. With RLHF_HOSTS they are on several hosts: docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import anchors
+from rlhf import anchors, hosts
 from rlhf.data.gsm8k import read_prepared
 from rlhf.generation import decoders
 from rlhf.models.checkpoints import (
@@ -55,8 +55,9 @@ def main(stage: Stage) -> None:
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
     kernels = decoders.kernels(params.generation.sampler, device(params.runtime))
-    key = state.fingerprint(deciding(params), inputs, stage.workspace, kernels)
-    directory = anchors.state_dir() / stage.name / key
+    identity = state.identity(deciding(params), inputs, stage.workspace, kernels)
+    hosts.require_alike(stage.ranks.gather(identity), "give all hosts the same commit, params and inputs")
+    directory = anchors.state_dir() / stage.name / state.fingerprint(identity)
     if stage.ranks.first:
         stage.held.enter_context(state.exclusive(directory))
         stage.after_publishing(lambda: state.discard(directory))
@@ -71,6 +72,8 @@ def main(stage: Stage) -> None:
     stage.log.log_metrics({"too_long": len(problems) - len(prompts)})
     learner = Learner(setup.actor_critic(sft, reward_model, params), settings, stage.ranks)
     done = state.load(directory, learner)
+    reached = stage.ranks.gather({"training state": done.iteration})
+    hosts.require_alike(reached, f"let all hosts share RLHF_STATE_DIR, or remove {directory}")
     if done.rows:
         print(f"train_ppo: resumed after iteration {done.iteration}", flush=True)
     for row in done.rows:  # where it was killed between a state and its points

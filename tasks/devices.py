@@ -7,19 +7,22 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from rlhf import anchors
+from rlhf import anchors, hosts
 from rlhf.params import Params
 
 
 def lock_files(declared: Collection[str], params: Params) -> list[Path]:
     """The lock files of the devices that a stage with the `declared` params of dvc.yaml computes on, made if need be.
 
-    None for a stage that declares no `runtime`; one for each process on a GPU of its own. The files lie in the main
-    checkout, so that its worktrees share them, and nobody removes them: two processes might hold two files of a name.
+    None for a stage that declares no `runtime`; one for each of this host's processes on a GPU of its own. The files
+    lie in the main checkout, so that its worktrees share them, and nobody removes them: two processes might hold two
+    files of a name.
     """
     if "runtime" not in declared:
         return []
-    processes = params.distributed.processes if "distributed" in declared else 1
+    processes = 1
+    if "distributed" in declared:
+        processes = hosts.from_environment().processes_here(params.distributed.processes)
     directory = anchors.main_checkout() / ".cache" / "devices"
     directory.mkdir(parents=True, exist_ok=True)
     return [directory / f"{name}.lock" for name in devices(params.runtime.device, processes)]

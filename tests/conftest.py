@@ -27,6 +27,7 @@ USERS_OWN = (
     "PREFECT_PROFILE",
     "RLHF_PARENT_RUN_KEY",
     "RLHF_REGISTRY_LOCK",
+    "RLHF_HOSTS",
 )
 for name in USERS_OWN:
     os.environ.pop(name, None)

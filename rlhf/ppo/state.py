@@ -29,13 +29,13 @@ from rlhf.ppo.update import Learner
 STATE_FILE = "state.safetensors"
 
 
-def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Path, kernels: str = "") -> str:
-    """The key of a run: params, the inputs' hashes, code, the lock file, torch with threads and processor, kernels.
+def identity(settings: Mapping[str, object], inputs: list[Path], project: Path, kernels: str = "") -> dict[str, object]:
+    """What decides a run's result: params, the inputs' hashes, code, lock file, torch with threads and processor.
 
     `kernels` says what computes beside torch.
     """
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
-    parts = {
+    return {
         "params": settings,
         "inputs": {path.name: dvc_md5(path) for path in inputs},
         "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
@@ -44,7 +44,11 @@ def fingerprint(settings: Mapping[str, object], inputs: list[Path], project: Pat
         "kernels": kernels,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def fingerprint(identity: Mapping[str, object]) -> str:
+    """The key of the run with this identity."""
+    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,13 @@ def test_the_flow_loads_no_numerical_library():
 
 def test_a_policy_without_an_adapter_loads_no_peft():
     assert "peft" not in loaded("stages.train_ppo")
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_a_stage_that_is_interrupted_while_it_loads_says_so_unless_it_is_one_of_several_processes(rank: str | None):
+    script = "import stages; stages._RUNNING = ['train_ppo']; stages._stop_loading(15, None)"
+    environ = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    environ |= {"LOCAL_RANK": rank} if rank else {}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environ, capture_output=True, text=True)
+    said = (done.returncode, done.stderr)
+    assert said == ((143, "") if rank else (1, "train_ppo: interrupted while loading: nothing was written\n"))

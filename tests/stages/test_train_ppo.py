@@ -150,6 +150,14 @@ def test_a_fault_of_all_ranks_is_one_line_and_their_exit_code(workspace: Path) -
     assert (code, err) == (1, "train_ppo: models/sft is missing: run dvc repro finetune_sft\n")
 
 
+def test_several_hosts_cannot_share_one_process(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_HOSTS", "2")
+    monkeypatch.setenv("RLHF_RENDEZVOUS", "127.0.0.1:29400")
+    code, _, err = run(PYTHON, workspace)
+    assert code == 2
+    assert err.startswith("train_ppo: RLHF_HOSTS=2: distributed.processes=1 counts") and err.count("\n") == 1
+
+
 def test_torchrun_must_start_as_many_processes_as_the_params_say(workspace: Path) -> None:
     code, _, err = run(TORCHRUN, workspace)
     assert code != 0

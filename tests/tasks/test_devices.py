@@ -54,6 +54,13 @@ def test_a_gpu_for_each_process_of_ppo(
     assert names("evaluate", *overrides) == expected[:1]
 
 
+def test_a_host_locks_the_gpus_of_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("RLHF_HOSTS", "2")
+    monkeypatch.setenv("RLHF_RENDEZVOUS", "10.0.0.1:29400")
+    assert names("train_ppo", "runtime.device=cuda", "distributed.processes=2") == ["cuda-0.lock"]
+
+
 def test_auto_means_the_device_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert devices.devices("auto", 1) == (["cuda-0"] if torch.cuda.is_available() else ["cpu"])

@@ -238,7 +238,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def key(project: Path, seed: int = 0) -> str:
-    return state.fingerprint({"seed": seed}, [project / "train.parquet"], project)
+    return state.fingerprint(state.identity({"seed": seed}, [project / "train.parquet"], project))
 
 
 def test_the_fingerprint_is_stable_and_free_of_places(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
