@@ -46,7 +46,7 @@ class Delivery:
         self._client = client
         self._sent = journal.sent(server)
         self._has_ended = False
-        """Whether the server knows an end of the run after all that the journal tells of."""
+        """Whether the server knows an end of the run, and the journal tells of nothing after it."""
         self._there: dict[str, set[int]] | None = {}
         """The steps that the server has of each metric asked for; None where the run is new and has nothing."""
         self._held = ExitStack()
@@ -129,7 +129,7 @@ class Delivery:
         if run_id := self._find(self.journal.key):
             found = self._client.get_run(run_id)
             self._sent = replace(self._sent, run_id=run_id)
-            self._has_ended = (found.info.end_time or 0) > last_moment(self.journal)
+            self._has_ended = (found.info.end_time or 0) >= last_moment(self.journal)
             if self._has_ended:
                 return
             self._client.update_run(run_id, status="RUNNING")
