@@ -25,6 +25,8 @@ MEASURED = "bench.performance.measured"
 PEAK_TOKENS = (32, 512)
 """Rows of the matrix products that peaks are taken from: a decoding step's and a long pass's."""
 
+QUIET = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
 
 def code() -> list[str]:
     """What decides how fast a row is, beside the machine: other code needs other measurements."""
@@ -63,7 +65,7 @@ class Machine:
                     silent.add(case.contender)
                     continue
                 records.append(self._record(row, key, case, number, peaks, took))
-                told = f"{took['seconds']:.1f} s, {took['peak_mb']:.0f} MB"
+                told = f"{took['seconds']:.3g} s, {took['peak_mb']:.0f} MB"
                 print(f"{row.name}: round {number} of {self._rounds_of(row)}: {case.contender}: {told}", flush=True)
         if self._key(row) != key:
             raise UserError(f"{row.name}: the code was changed while it was measured: measure it again")
@@ -117,12 +119,15 @@ class Machine:
 
     def _run(self, python: str, program: str, settings: dict[str, Any]) -> dict[str, Any]:
         """The numbers that a measured program prints; raises UserError that names the file with its output."""
-        common = {"words": self._words, "threads": self._cores // settings.get("processes", 1)}
+        threads = max(1, self._cores // settings.get("processes", 1))
+        common: dict[str, Any] = {"words": self._words, "threads": threads}
         common["template"] = config.compose(self._words)["prompt"]["template"]
         if program != "prepare":
             common["data"] = str(self._data)
         command = [python, "-m", f"{MEASURED}.{program}", json.dumps(common | settings)]
-        with supervised(command, directory=anchors.CHECKOUT, environ=self._environ(settings)) as process:
+        with supervised(
+            command, directory=anchors.CHECKOUT, environ=QUIET | {"OMP_NUM_THREADS": str(threads)}
+        ) as process:
             assert process.stdout is not None
             said = process.stdout.read()
             process.wait()
@@ -134,12 +139,6 @@ class Machine:
             raise UserError(f"{program} failed with {process.returncode}: {' '.join(lines[-1:])[:200]}: see {log}")
         numbers: dict[str, Any] = json.loads(lines[-1])
         return numbers
-
-    def _environ(self, settings: dict[str, Any]) -> dict[str, str]:
-        """No hub, and as many threads as cores that are free."""
-        threads = str(self._cores // settings.get("processes", 1))
-        quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return quiet | {"OMP_NUM_THREADS": threads}
 
     def _record(self, row: Row, key: str, case: Case, number: int, peaks: Peaks, took: dict[str, Any]) -> Record:
         floor = Floor()

