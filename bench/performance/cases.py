@@ -152,8 +152,9 @@ def update(scale: Scale) -> Row:
 def iteration(scale: Scale, epochs: int) -> Row:
     """PPO iterations of TRL and of ours, with what each of them has by default and with the same four models."""
     trl = {
-        "TRL 1.12.0, its defaults": {},
-        "TRL 1.12.0, float32, activations kept": {"bf16": False, "gradient_checkpointing": False},
+        "TRL, its defaults": {},
+        "TRL, bfloat16": {"bf16": True, "gradient_checkpointing": False},
+        "TRL, float32": {"bf16": False, "gradient_checkpointing": False},
     }
     work = {"rows": scale.rows, "new_tokens": scale.new_tokens}
     theirs = [

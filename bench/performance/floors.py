@@ -18,15 +18,27 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Peaks(NamedTuple):
-    """What the machine reached in the same run: operations a second in each precision, and bytes copied a second."""
+    """What the machine reached in the same run.
+
+    Attributes:
+        float32, bfloat16: operations a second in products of many rows, as a long pass has them.
+        step_float32, step_bfloat16: the same in products of as many rows as are decoded at once.
+        copy: bytes a second.
+    """
 
     float32: float
     bfloat16: float
+    step_float32: float
+    step_bfloat16: float
     copy: float
 
-    def of(self, dtype: str) -> float:
-        """Operations a second in that precision."""
+    def passing(self, dtype: str) -> float:
+        """Operations a second of a pass over whole sequences, in that precision."""
         return {"float32": self.float32, "bfloat16": self.bfloat16}[dtype]
+
+    def decoding(self, dtype: str) -> float:
+        """Operations a second of a decoding step, in that precision."""
+        return {"float32": self.step_float32, "bfloat16": self.step_bfloat16}[dtype]
 
 
 @dataclass(frozen=True)
@@ -100,18 +112,18 @@ def decode_seconds(shape: Shape, prompts: Sequence[int], new_tokens: int, dtype:
             2 * (shape.body + shape.head) + shape.attention(prompt + step - 1, prompt + step) for prompt in prompts
         )
         read = shape.body + shape.head + sum(shape.cached(prompt + step) for prompt in prompts)
-        seconds += max(operations / peaks.of(dtype), BYTES[dtype] * read / peaks.copy)
+        seconds += max(operations / peaks.decoding(dtype), BYTES[dtype] * read / peaks.copy)
     return seconds
 
 
 def rollout_seconds(shape: Shape, prompts: Sequence[int], new_tokens: int, dtype: str, peaks: Peaks) -> float:
     """The least time for `new_tokens` sampled behind each of the prompts."""
-    return prefill(shape, prompts) / peaks.of(dtype) + decode_seconds(shape, prompts, new_tokens, dtype, peaks)
+    return prefill(shape, prompts) / peaks.passing(dtype) + decode_seconds(shape, prompts, new_tokens, dtype, peaks)
 
 
 def update_seconds(shape: Shape, prompts: Sequence[int], new_tokens: int, dtype: str, peaks: Peaks) -> float:
     """The least time for a pass forwards and backwards, which costs twice the former; nothing is computed again."""
-    return 3 * forward(shape, prompts, new_tokens) / peaks.of(dtype)
+    return 3 * forward(shape, prompts, new_tokens) / peaks.passing(dtype)
 
 
 def iteration_seconds(
@@ -124,7 +136,7 @@ def iteration_seconds(
     language = forward(shape, prompts, new_tokens)
     scalar = forward(shape, prompts, new_tokens, head=False) if models == 4 else 0
     operations = 2 * language + 2 * scalar + 3 * epochs * (language + scalar)
-    return rollout_seconds(shape, prompts, new_tokens, dtype, peaks) + operations / peaks.of(dtype)
+    return rollout_seconds(shape, prompts, new_tokens, dtype, peaks) + operations / peaks.passing(dtype)
 
 
 def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:

@@ -22,8 +22,8 @@ from rlhf.machine import processor
 from tasks.processes import supervised
 
 MEASURED = "bench.performance.measured"
-PEAK_TOKENS = (32, 512)
-"""Rows of the matrix products that peaks are taken from: a decoding step's and a long pass's."""
+MANY, MOST_STEP = 512, 64
+"""Rows of the matrix products that a long pass's peak is taken from, and the most for a decoding step's."""
 
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -55,7 +55,7 @@ class Machine:
         Raises UserError where one of ours fails, or the code changes meanwhile.
         """
         key, records, silent = self._key(row), list[Record](), set[str]()
-        peaks = self._peaks()
+        peaks = self._peaks(row)
         for number in range(1, self._rounds_of(row) + 1):
             for case in row.cases:
                 if case.contender in silent:
@@ -97,12 +97,13 @@ class Machine:
     def _peers(self) -> Path | None:
         return peers.environment(self._place.parent if self._place.name == "try" else self._place)
 
-    def _peaks(self) -> Peaks:
+    def _peaks(self, row: Row) -> Peaks:
         shape = self._shape
         matrices = [(shape.hidden, 2 * shape.intermediate), (shape.intermediate, shape.hidden)]
         matrices += [(shape.hidden, shape.vocabulary)]
-        found = self._run(sys.executable, "peaks", {"tokens": PEAK_TOKENS, "matrices": matrices})
-        return Peaks(found["float32"], found["bfloat16"], found["copy"])
+        step = min(MOST_STEP, row.cases[0].settings["rows"])
+        found = self._run(sys.executable, "peaks", {"rows": step, "many": MANY, "matrices": matrices})
+        return Peaks(**{name: found[name] for name in Peaks._fields})
 
     def _took(self, case: Case) -> dict[str, Any] | None:
         """What a case took; None where it is a peer's that does not run."""

@@ -18,7 +18,7 @@ class Record(NamedTuple):
         key: of the code, the work and the machine; a record with another one is out of date.
         first_seconds: of a rollout, what prompts and first token took.
         floor, decode_floor: the least seconds, all in all and for decoding, at the peaks of the same run.
-        float32, bfloat16, copy: these peaks, in operations and bytes a second.
+        float32 to copy: these peaks: see `Peaks`.
         note: what else there is to say of it.
     """
 
@@ -32,6 +32,8 @@ class Record(NamedTuple):
     tokens: float
     float32: float
     bfloat16: float
+    step_float32: float
+    step_bfloat16: float
     copy: float
     first_seconds: float | None = None
     floor: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -17,22 +17,24 @@ SECONDS, COPIED = 0.15, 1 << 28
 
 
 def main(settings: meter.Settings) -> meter.Numbers:
-    """`tokens`: rows of the products; `matrices`: [inputs, outputs] of each."""
+    """`rows` of a decoding step's products, `many` of a long pass's; `matrices`: [inputs, outputs] of each."""
     torch.set_num_threads(settings["threads"])
     numbers: meter.Numbers = {}
     with torch.inference_mode():
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-            rates = [
-                2 * tokens * inputs * outputs / best_seconds(product)
-                for tokens in settings["tokens"]
-                for inputs, outputs in settings["matrices"]
-                for product in products(tokens, inputs, outputs, dtype)
-            ]
-            numbers[name] = max(rates)
+            for prefix, tokens in (("", settings["many"]), ("step_", settings["rows"])):
+                numbers[f"{prefix}{name}"] = max(rates(tokens, settings["matrices"], dtype))
         source = torch.ones(COPIED, dtype=torch.uint8)
         target = torch.empty_like(source)
         numbers["copy"] = 2 * COPIED / best_seconds(lambda: target.copy_(source))  # read and written
     return numbers
+
+
+def rates(tokens: int, matrices: Sequence[tuple[int, int]], dtype: torch.dtype) -> Iterator[float]:
+    """Operations a second of each product, each way."""
+    for inputs, outputs in matrices:
+        for product in products(tokens, inputs, outputs, dtype):
+            yield 2 * tokens * inputs * outputs / best_seconds(product)
 
 
 def products(tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Iterator[Callable[[], Tensor]]:

@@ -13,8 +13,8 @@ from bench.performance.floors import Peaks, Shape, fitted_exponent, read_shape
 SHAPE = Shape(layers=2, hidden=4, intermediate=6, heads=2, kv_heads=1, head_size=2, vocabulary=10)
 # A layer: queries 4x4, keys and values 4x2 each, output 4x4, three matrices 4x6.
 BODY, HEAD = 2 * (16 + 8 + 8 + 16 + 72), 40
-SLOW_COPY = Peaks(float32=1e30, bfloat16=1e30, copy=1.0)
-SLOW_PRODUCTS = Peaks(float32=1.0, bfloat16=2.0, copy=1e30)
+SLOW_COPY = Peaks(float32=1e30, bfloat16=1e30, step_float32=1e30, step_bfloat16=1e30, copy=1.0)
+SLOW_PRODUCTS = Peaks(float32=1.0, bfloat16=2.0, step_float32=0.5, step_bfloat16=1.0, copy=1e30)
 
 
 def test_the_weights_of_a_layer_are_counted() -> None:
@@ -36,8 +36,8 @@ def test_only_new_tokens_pass_the_output_layer() -> None:
 def test_decoding_computes_each_token_once() -> None:
     # The first new token comes from the prompt; the second one's input stands at position 3 and sees 4 tokens.
     work = 2 * (BODY + HEAD) + 32 * 4
-    assert floors.decode_seconds(SHAPE, [3], 2, "float32", SLOW_PRODUCTS) == pytest.approx(work)
-    assert floors.decode_seconds(SHAPE, [3], 2, "bfloat16", SLOW_PRODUCTS) == pytest.approx(work / 2)
+    assert floors.decode_seconds(SHAPE, [3], 2, "float32", SLOW_PRODUCTS) == pytest.approx(2 * work)
+    assert floors.decode_seconds(SHAPE, [3], 2, "bfloat16", SLOW_PRODUCTS) == pytest.approx(work)
     assert floors.decode_seconds(SHAPE, [3], 1, "float32", SLOW_PRODUCTS) == 0
 
 

@@ -9,7 +9,7 @@ from bench.performance.records import Record, finished, replaced, summaries
 
 
 def made(row: str, contender: str, number: int, seconds: float = 1.0, key: str = "k", **more: float) -> Record:
-    return Record(row, key, contender, number, seconds, 2 * seconds, 100 * seconds, 64, 1e9, 2e9, 3e9, **more)
+    return Record(row, key, contender, number, seconds, 2 * seconds, 100 * seconds, 64, 1e9, 2e9, 5e8, 4e9, 3e9, **more)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

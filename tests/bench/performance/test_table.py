@@ -16,7 +16,8 @@ def test_a_row_compares_with_its_peers() -> None:
     known += [made("a", "ours", n, 2.0, first_seconds=0.5, floor=1.0, decode_floor=0.75) for n in (1, 2, 3)]
     page = markdown([ROW, GROWING], known, "a machine, 2 cores").splitlines()
     assert page[0].startswith("Measured on a machine, 2 cores. Its peaks")
-    assert "1 GFLOP/s in float32, 2 in bfloat16, 3 GB/s copied" in page[0]
+    assert "1 GFLOP/s in float32 and 2 in bfloat16" in page[0]
+    assert "3 GB/s copied" in page[0]
     assert page[2] == "### A row"
     assert page[6:8] == [
         "| theirs | 6 | 12 | 600 |  |  |",
