@@ -63,7 +63,7 @@ def measure(given: argparse.Namespace) -> None:
             new = machine.measured(row)
             known = records.replaced(known, row.name, new, [each.name for each in every])
             records.write(path, known)
-            publish(every, known, machine.name, given.trial)
+            publish(every, known, machine, given.trial)
 
 
 def select(every: Sequence[Row], names: str | None) -> list[Row]:
@@ -81,9 +81,9 @@ def _named(row: Row, word: str) -> bool:
     return row.name == word or row.name.startswith(f"{word}-")
 
 
-def publish(every: Sequence[Row], known: Sequence[records.Record], machine: str, trial: bool) -> None:
+def publish(every: Sequence[Row], known: Sequence[records.Record], machine: Machine, trial: bool) -> None:
     """Writes tables and plot into the page; a trial's tables go to its own directory."""
-    text = table.markdown(every, known, machine)
+    text = table.markdown(every, known, machine.name, {row.name: machine.key(row) for row in every})
     if trial:
         write_text(PLACE / "try" / "performance.md", text + "\n")
         write_picture(PLACE / "try" / "performance.png", table.figure(every, known))

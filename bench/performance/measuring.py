@@ -44,17 +44,22 @@ class Machine:
         self._cores = len(os.sched_getaffinity(0))
         self.name = f"{processor()}, {self._cores} cores"
 
+    def key(self, row: Row) -> str:
+        """Of the code, the row's work and the machine."""
+        work = [self.name, self._words, self._count, [(c.contender, c.program, c.settings) for c in row.cases]]
+        return sha256((code_key(anchors.CHECKOUT, code()) + json.dumps(work)).encode()).hexdigest()[:12]
+
     def finished(self, row: Row, known: Sequence[Record]) -> bool:
         """Whether the records hold all of the row."""
         contenders = [case.contender for case in row.cases]
-        return finished(known, row.name, self._key(row), contenders, self._rounds_of(row))
+        return finished(known, row.name, self.key(row), contenders, self._rounds_of(row))
 
     def measured(self, row: Row) -> list[Record]:
         """All rounds of the row; without those of a peer that cannot run here, of which one line says why.
 
         Raises UserError where one of ours fails, or the code changes meanwhile.
         """
-        key, records, silent = self._key(row), list[Record](), set[str]()
+        key, records, silent = self.key(row), list[Record](), set[str]()
         peaks = self._peaks(row)
         for number in range(1, self._rounds_of(row) + 1):
             for case in row.cases:
@@ -67,17 +72,12 @@ class Machine:
                 records.append(self._record(row, key, case, number, peaks, took))
                 told = f"{took['seconds']:.3g} s, {took['peak_mb']:.0f} MB"
                 print(f"{row.name}: round {number} of {self._rounds_of(row)}: {case.contender}: {told}", flush=True)
-        if self._key(row) != key:
+        if self.key(row) != key:
             raise UserError(f"{row.name}: the code was changed while it was measured: measure it again")
         return self._with_verdicts(row, records)
 
     def _rounds_of(self, row: Row) -> int:
         return 1 if row.once else self._rounds
-
-    def _key(self, row: Row) -> str:
-        """Of the code, the row's work and the machine."""
-        work = [self.name, self._words, self._count, [(c.contender, c.program, c.settings) for c in row.cases]]
-        return sha256((code_key(anchors.CHECKOUT, code()) + json.dumps(work)).encode()).hexdigest()[:12]
 
     @cached_property
     def _data(self) -> Path:
@@ -169,10 +169,11 @@ class Machine:
 
     def _with_verdicts(self, row: Row, records: list[Record]) -> list[Record]:
         """The records of a row of evaluations with what both sides' verdicts on the peers' answers are."""
-        problems = json.loads((self._data / "problems.json").read_text())
-        told = {}
+        golds = [problem["gold"] for problem in json.loads((self._data / "problems.json").read_text())]
+        notes, measured = {}, {record.contender for record in records}
         for case in row.cases:
-            if case.program == "harness_evaluation" and any(r.contender == case.contender for r in records):
-                answers = json.loads(self._answers(case).read_text())
-                told[case.contender] = verdicts.told(case.contender, answers, [p["gold"] for p in problems])
-        return [record._replace(note=told.get(record.contender, "")) for record in records]
+            for peer in [other for other in row.cases if other.contender in case.against]:
+                if peer.program == "harness_evaluation" and peer.contender in measured:
+                    answers = [json.loads(self._answers(each).read_text()) for each in (peer, case)]
+                    notes[peer.contender] = verdicts.told(peer.contender, *answers, golds)
+        return [record._replace(note=notes.get(record.contender, "")) for record in records]

@@ -57,11 +57,12 @@ class Summary(NamedTuple):
 
 
 def read(path: Path) -> list[Record]:
-    """The records in the table; none where there is no table."""
+    """The records in the table; none where there is no table, or one with other columns, of a former version."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [_parsed(line) for line in csv.DictReader(file)]
+        lines = csv.DictReader(file)
+        return [_parsed(line) for line in lines] if lines.fieldnames == list(Record._fields) else []
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

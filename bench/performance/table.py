@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.performance.cases import Case, Row
@@ -17,10 +17,13 @@ OURS, THEIRS = "#3d6fb6", "#b9bdc6"
 COLUMNS = 2
 
 
-def markdown(rows: Sequence[Row], records: Sequence[Record], machine: str) -> str:
-    """A table for each row that has records, with the machine and its peaks in front."""
+def markdown(rows: Sequence[Row], records: Sequence[Record], machine: str, keys: Mapping[str, str]) -> str:
+    """A table for each row that has records, with the machine and its peaks in front.
+
+    `keys` are the rows' keys as code and machine are: a row with another one is marked as out of date.
+    """
     measured = [row for row in rows if any(record.row == row.name for record in records)]
-    tables = [_table(row, [record for record in records if record.row == row.name]) for row in measured]
+    tables = [_table(row, [record for record in records if record.row == row.name], keys[row.name]) for row in measured]
     return "\n\n".join([_machine(records, machine), *tables])
 
 
@@ -39,7 +42,7 @@ def _machine(records: Sequence[Record], machine: str) -> str:
     )
 
 
-def _table(row: Row, records: Sequence[Record]) -> str:
+def _table(row: Row, records: Sequence[Record], key: str) -> str:
     found = summaries(records, row.name)
     lines = [f"### {row.title}", "", f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|"]
     lines += [f"| {' | '.join(_cells(case, found))} |" for case in row.cases]
@@ -48,6 +51,8 @@ def _table(row: Row, records: Sequence[Record]) -> str:
     sizes = [(case.size, found[case.contender].seconds) for case in row.cases if case.size and case.contender in found]
     if len(sizes) > 1:
         said.append(f"Time grows with the power {fitted_exponent(*zip(*sizes, strict=True)):.2f} of the size.")
+    if records[0].key != key:
+        said.append("With other code, or on another machine.")
     said += dict.fromkeys(record.note for record in records if record.note)
     return "\n".join([*lines, "", " ".join(said)])
 

@@ -52,6 +52,7 @@ def test_verdicts_on_the_same_answers_are_compared() -> None:
         {"response": "#### 5", "correct": True},
         {"response": "none", "correct": False},
     ]
-    assert verdicts.told("them", answers, ["4", "4", "4", "4"]) == (
-        "Of 3 answers of them, our verifier says the same of 2."
+    ours = [{"response": answers[0]["response"] + "\n"}, {"response": "#### 6"}, {"response": "none"}]
+    assert verdicts.told("them", answers, ours, ["4", "4", "4", "4"]) == (
+        "Of 3 answers of them, 2 are ours word for word, and our verifier says the same of 2."
     )

@@ -18,6 +18,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     known = [made("a", "ours, fast", 1, 0.5, floor=0.25)._replace(note="Of 2 answers, 2."), made("a", "theirs", 1)]
     records.write(path, known)
     assert records.read(path) == known
+    path.write_text(path.read_text().replace("peak_mb", "peak", 1))
+    assert records.read(path) == []
 
 
 def test_a_row_is_finished_with_all_rounds_of_all_contenders() -> None:
