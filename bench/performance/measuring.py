@@ -50,9 +50,9 @@ class Machine:
         return sha256((code_key(anchors.CHECKOUT, code()) + json.dumps(work)).encode()).hexdigest()[:12]
 
     def finished(self, row: Row, known: Sequence[Record]) -> bool:
-        """Whether the records hold all of the row."""
-        contenders = [case.contender for case in row.cases]
-        return finished(known, row.name, self.key(row), contenders, self._rounds_of(row))
+        """Whether the records hold all of the row that can be measured here."""
+        here = [case.contender for case in row.cases if not case.peer or self._peers is not None]
+        return finished(known, row.name, self.key(row), here, self._rounds_of(row))
 
     def measured(self, row: Row) -> list[Record]:
         """All rounds of the row; without those of a peer that cannot run here, of which one line says why.
@@ -174,6 +174,6 @@ class Machine:
         for case in row.cases:
             for peer in [other for other in row.cases if other.contender in case.against]:
                 if peer.program == "harness_evaluation" and peer.contender in measured:
-                    answers = [json.loads(self._answers(each).read_text()) for each in (peer, case)]
-                    notes[peer.contender] = verdicts.told(peer.contender, *answers, golds)
+                    theirs, ours = (json.loads(self._answers(each).read_text()) for each in (peer, case))
+                    notes[peer.contender] = verdicts.told(peer.contender, theirs, ours, golds)
         return [record._replace(note=notes.get(record.contender, "")) for record in records]

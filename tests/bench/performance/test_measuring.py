@@ -12,6 +12,8 @@ from bench.performance import measuring, peers, records, verdicts
 from bench.performance.cases import TRY, rows
 from rlhf.errors import UsageError, UserError
 
+TRL = "TRL, its defaults"
+
 
 def test_rows_are_chosen_by_name_or_by_how_it_begins() -> None:
     every = rows(TRY)
@@ -27,13 +29,19 @@ def test_a_measurement_goes_on_where_it_was_stopped(
 ) -> None:
     monkeypatch.setattr(command, "PLACE", tmp_path)
     monkeypatch.setattr(peers, "environment", lambda _place: None)
+    (update,) = command.select(rows(TRY), "update")
+    (iteration,) = command.select(rows(TRY), "iteration")
+    cases = [case for case in (*update.cases, *iteration.cases) if case.contender in ("ours, bfloat16", TRL)]
+    monkeypatch.setattr(command, "rows", lambda _scale: [update._replace(cases=cases)])
     given = argparse.Namespace(trial=True, rows="update", rounds=1, again=False, data=None)
     command.measure(given)
     known = records.read(tmp_path / "try" / "performance.csv")
-    assert len(known) == 4
+    assert [record.contender for record in known] == ["ours, bfloat16"]
     assert all(record.seconds > 0 and record.cpu_seconds > 0 and record.tokens for record in known)
     assert all(record.peak_mb > 100 and record.floor for record in known)
-    assert "Update: one pass over 4 prompts" in (tmp_path / "try" / "performance.md").read_text()
+    page = (tmp_path / "try" / "performance.md").read_text()
+    assert "Update: one pass over 4 prompts" in page
+    assert f"| {TRL} |  |  |  |  |  |" in page
     assert "round 1 of 1: ours, bfloat16" in capsys.readouterr().out
     command.measure(given)
     assert capsys.readouterr().out == "update: finished before\n"
