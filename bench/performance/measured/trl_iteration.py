@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from bench.performance.measured import meter
 
 
 def main(settings: meter.Settings) -> meter.Numbers:
-    """`choices` are passed to PPOConfig; what it does not name is as TRL has it."""
+    """What is not named here is as TRL has it; of its config, `bf16` and `gradient_checkpointing` change nothing: its
+    own Accelerator looks at the environment."""
     torch.set_num_threads(settings["threads"])
+    os.environ["ACCELERATE_MIXED_PRECISION"] = {"float32": "no", "bfloat16": "bf16"}[settings["dtype"]]
     data, rows = Path(settings["data"]), settings["rows"]
     # Reward models pad with another token than the end of the sequence, which chat prompts hold as well.
     tokenizer = AutoTokenizer.from_pretrained(data / "reward", padding_side="left")
@@ -38,7 +41,7 @@ def main(settings: meter.Settings) -> meter.Numbers:
                 response_length=settings["new_tokens"],
                 temperature=1.0,
                 stop_token=None,
-                **settings["choices"],
+                num_ppo_epochs=settings["epochs"],
             ),
             processing_class=tokenizer,
             model=policy(data),

@@ -12,7 +12,7 @@ from bench.performance import measuring, peers, records, verdicts
 from bench.performance.cases import TRY, rows
 from rlhf.errors import UsageError, UserError
 
-TRL = "TRL, its defaults"
+TRL = "TRL, float32"
 
 
 def test_rows_are_chosen_by_name_or_by_how_it_begins() -> None:
