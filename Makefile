@@ -26,7 +26,8 @@ unexport $(WORDS) Q overrides
 # Debian packages beyond git and make, for the tests that use them.
 SYSTEM_PACKAGES ?= postgresql chromium fonts-dejavu-core iproute2
 
-.PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint lock lock-cpu gc clean system-deps
+.PHONY: help setup run repro ui ask serve promote rollback backup restore test test-all lint bench
+.PHONY: lock lock-cpu lock-peers gc clean system-deps
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -91,6 +92,10 @@ lint: $(STAMP) ## ruff, mypy, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+bench: export ARGUMENTS = $(call given,arguments)
+bench: $(STAMP) ## speed and memory beside the peers (docs/performance.md): make bench arguments="--rows rollout,update"
+	@exec $(BIN)/python -m bench.performance $$ARGUMENTS
+
 lock: $(STAMP) ## renew requirements.lock after a change of pyproject.toml; upgrade=1 takes newer versions
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-annotate --quiet \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
@@ -102,6 +107,11 @@ lock-cpu: $(STAMP) ## requirements-cpu.lock, for a container image without GPU l
 		--python-platform linux --constraint requirements.lock --torch-backend cpu \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock-cpu" \
 		--output-file requirements-cpu.lock
+
+lock-peers: $(STAMP) ## renew bench/peers.lock: what bench compares with, on this project's versions of the rest
+	@$(BIN)/uv pip compile bench/peers.in --universal --generate-hashes --no-annotate --quiet \
+		--constraint requirements.lock --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock-peers" --output-file bench/peers.lock
 
 gc: export OVERRIDES = $(call given,overrides)
 gc: $(STAMP) ## free disk: what ended and former runs left, down to limits.disk_gb: overrides="limits.disk_gb=20"
