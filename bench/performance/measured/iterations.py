@@ -14,6 +14,7 @@ from bench.performance.measured.setting import params_of, problems
 from rlhf import distributed
 from rlhf.distributed import Ranks
 from rlhf.errors import UserError
+from rlhf.hosts import Hosts
 from rlhf.models.checkpoints import load_tokenizer
 from rlhf.params import NOTHING
 from rlhf.ppo import setup
@@ -31,7 +32,7 @@ def main(settings: meter.Settings) -> meter.Numbers:
     processes = settings.get("processes", 1)
     if processes > 1 and not distributed.is_rank():
         command = [sys.executable, "-m", "bench.performance.measured.iterations", json.dumps(dict(settings))]
-        sys.exit(distributed.launch(command, processes))
+        sys.exit(distributed.launch(command, processes, Hosts()))
     with distributed.joined(processes, gpu=False) as ranks:
         return one_iteration(settings, ranks)
 
