@@ -25,8 +25,7 @@ class Runtime(Section):
 
 class Generation(Section):
     sampler: Sampler
-    """What runs the model sampled from: our own decoder, `native`, for the Llama family on CPUs; `transformers`, any
-    model anywhere; `auto`, the first where it can."""
+    """What runs the model sampled from: `native`, ours, for Llamas on CPUs; `transformers`; `auto`, ours if it can."""
 
 
 class Tracking(Section):
