@@ -35,6 +35,17 @@ class Draw(NamedTuple):
     kept: list[list[int]] | None
 
 
+def from_logits(logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The next tokens (B,) and their log-probabilities, of the whole distribution; arguments as in `next_tokens`."""
+    if temperature == 0:
+        # Of the logits: their logarithms round close ones to equal ones.
+        tokens, log_probs = logits.argmax(dim=-1), torch.log_softmax(logits, dim=-1)
+    else:
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        tokens = invert_cdf(log_probs.exp(), needed(uniforms))
+    return tokens, _of(tokens, log_probs)
+
+
 def next_tokens(
     logits: Tensor,
     temperature: float,
@@ -42,7 +53,7 @@ def next_tokens(
     top_k: int = 0,
     top_p: float = 1.0,
     exact: bool = False,
-    pick: Picker | None = None,
+    pick: Picker = from_logits,
 ) -> Draw:
     """The next token of each row and its log-probability.
 
@@ -54,34 +65,23 @@ def next_tokens(
         top_p: mass of the nucleus, a share of what `top_k` leaves; 1 for all.
         exact: log-probabilities are renormalised over the kept tokens, whose ids are returned; otherwise they are
             those of the full distribution.
-        pick: what takes the tokens where nothing is cut; `from_logits` if None.
+        pick: what takes the tokens where nothing is cut.
 
     Returns:
         Log-probabilities at the temperature, at 1 for greedy.
     """
     if temperature == 0 or not (0 < top_k < logits.shape[-1] or top_p < 1):
-        tokens, logprobs = (pick or from_logits)(logits, temperature, uniforms)
+        tokens, logprobs = pick(logits, temperature, uniforms)
         return Draw(tokens, logprobs, kept_mass=torch.ones_like(logprobs), kept=None)
     scaled = logits / temperature
     keep = most_probable(scaled, top_k, top_p)
     log_probs = torch.log_softmax(scaled, dim=-1)
     kept_log_probs = torch.log_softmax(scaled.masked_fill(~keep, -torch.inf), dim=-1)
-    tokens = invert_cdf(kept_log_probs.exp(), _needed(uniforms))
+    tokens = invert_cdf(kept_log_probs.exp(), needed(uniforms))
     probs = log_probs.exp()
     kept_mass = (probs * keep).sum(dim=-1, dtype=torch.float64) / probs.sum(dim=-1, dtype=torch.float64)
     logprobs = _of(tokens, kept_log_probs if exact else log_probs)
     return Draw(tokens, logprobs, kept_mass.float(), kept=_ids(keep) if exact else None)
-
-
-def from_logits(logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The next tokens (B,) and their log-probabilities, of the whole distribution; arguments as in `next_tokens`."""
-    if temperature == 0:
-        # Of the logits: their logarithms round close ones to equal ones.
-        tokens, log_probs = logits.argmax(dim=-1), torch.log_softmax(logits, dim=-1)
-    else:
-        log_probs = torch.log_softmax(logits / temperature, dim=-1)
-        tokens = invert_cdf(log_probs.exp(), _needed(uniforms))
-    return tokens, _of(tokens, log_probs)
 
 
 def most_probable(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -139,7 +139,8 @@ def _of(tokens: Tensor, log_probs: Tensor) -> Tensor:
     return log_probs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def _needed(uniforms: Tensor | None) -> Tensor:
+def needed(uniforms: Tensor | None) -> Tensor:
+    """The uniforms; raises ValueError where there are none."""
     if uniforms is None:
         raise ValueError("sampling above temperature 0 needs uniforms")
     return uniforms

@@ -39,7 +39,7 @@ def shard(module: nn.Module, device: torch.device, methods: Sequence[str] = ()) 
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether this process holds only a part of the module's parameters."""
-    return isinstance(module, FSDPModule)
+    return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 def whole(tensor: Tensor) -> Tensor:

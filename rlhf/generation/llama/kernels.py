@@ -19,16 +19,11 @@ from torch import Tensor
 
 from rlhf.generation.llama.operations import BLOCK, Cache, Operations, TorchOperations
 from rlhf.generation.llama.weights import Shape, Weights
+from rlhf.generation.sampling import needed
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 MAX_GROUP, MAX_SIZE = 16, 256  # query heads that share a key head, and a head's width
 VOCABULARY_BLOCK = 256  # logits whose mass is summed up before the next token is looked for
-SIZES = (
-    f"-DBLOCK={BLOCK}",
-    f"-DMAX_GROUP={MAX_GROUP}",
-    f"-DMAX_SIZE={MAX_SIZE}",
-    f"-DVOCABULARY_BLOCK={VOCABULARY_BLOCK}",
-)
 FLAGS = (
     "-O3",
     "-march=native",
@@ -38,7 +33,10 @@ FLAGS = (
     "-shared",
     "-fPIC",
     "-std=c++17",
-    *SIZES,
+    f"-DBLOCK={BLOCK}",
+    f"-DMAX_GROUP={MAX_GROUP}",
+    f"-DMAX_SIZE={MAX_SIZE}",
+    f"-DVOCABULARY_BLOCK={VOCABULARY_BLOCK}",
 )
 COMPILE_SECONDS = 120
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -88,9 +86,7 @@ class CompiledOperations:
     def pick(self, logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `Operations` has it."""
         tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
-        if temperature and uniforms is None:
-            raise ValueError("sampling above temperature 0 needs uniforms")
-        drawn = uniforms.double() if uniforms is not None and temperature else None
+        drawn = needed(uniforms).double() if temperature else None
         tensors = (_address(t) for t in (logits, drawn, tokens, logprobs))
         self._run("pick", logits.dtype, *tensors, *logits.shape, ctypes.c_float(temperature or 1.0))
         return tokens, logprobs
@@ -134,7 +130,7 @@ def _library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> Path:
     """The shared library of this source, compiler and processor; made where it is not there yet."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS).stdout
-    flags = " ".join((*FLAGS, *SIZES)).encode()
+    flags = " ".join(FLAGS).encode()
     key = sha256(b"\0".join((SOURCE.read_bytes(), flags, version, _processor()))).hexdigest()[:24]
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gsm8k-rlhf"
     target = directory / f"kernels-{key}.so"
@@ -142,7 +138,7 @@ def _compiled(compiler: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as place:
             made = Path(place) / target.name
-            command = [compiler, *FLAGS, *SIZES, str(SOURCE), "-o", str(made)]
+            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
             made.replace(target)
     return target

@@ -102,7 +102,7 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"its architecture is {config.model_type}, not one of {', '.join(FAMILY)}"
     if model.device.type != "cpu":
         return f"it is on {model.device.type}"
-    if any(is_sharded(module) for module in model.modules()):
+    if is_sharded(model):
         return "each process has a part of it"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
