@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear
+from torch import Tensor, nn
 
 from bench.performance.measured import meter
+from rlhf.generation.llama.weights import PackedLinear
 
 SECONDS, COPIED = 0.15, 1 << 28
 """How long each product is repeated, and the bytes of the copied tensor."""
@@ -39,11 +39,9 @@ def rates(tokens: int, matrices: Sequence[tuple[int, int]], dtype: torch.dtype) 
 
 def products(tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Iterator[Callable[[], Tensor]]:
     """The calls that multiply (tokens, inputs) with a weight: torch's own, and with the weight laid out by oneDNN."""
-    x, weight = torch.randn(tokens, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-    yield partial(linear, x, weight)
-    if torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        yield partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], "")
+    x, layer = torch.randn(tokens, inputs).to(dtype), nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+    yield partial(layer, x)
+    yield partial(PackedLinear(layer), x)
 
 
 def best_seconds(work: Callable[[], Tensor]) -> float:
