@@ -13,14 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import config
-from rlhf.data.gsm8k import Problem, write_prepared
+from tests import ppo_workspace
 from tests.network import Host, two_hosts
-from tests.policies import save_policy
 
 pytestmark = pytest.mark.servers  # makes the network of its hosts
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = "distributed.processes=2"
 STAGE = [sys.executable, "-m", "stages.train_ppo", TWO]
 SECONDS = 180
@@ -45,21 +42,7 @@ def hosts(checkouts: list[Path]) -> Iterator[tuple[Host, Host]]:
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two checkouts with the same inputs, at smoke scale."""
-    first, second = (tmp_path_factory.mktemp(name) / "checkout" for name in ("first", "second"))
-    first.mkdir()
-    overrides = ["scale=smoke", "runtime.threads=1", "runtime.device=cpu", "ppo.sampling.max_new_tokens=8"]
-    config.write(config.compose(overrides), first / "params.yaml")
-    problems = [
-        Problem(f"What is {n} + 1?", f"#### {n + 1}", str(n + 1), f"#### {n + 1}", 1, "test") for n in range(24)
-    ]
-    for split in ("train", "validation"):
-        write_prepared(first / "data/prepared" / f"{split}.parquet", problems)
-    save_policy(first / "models" / "sft")
-    shutil.copytree(first, second)
-    for place in (first, second):
-        for name in ("rlhf", "stages", "requirements.lock"):
-            (place / name).symlink_to(ROOT / name)
-    return [first, second]
+    return [ppo_workspace.fill(tmp_path_factory.mktemp(name) / "checkout") for name in ("first", "second")]
 
 
 def start(checkout: Path, command: list[str], **variables: str) -> subprocess.Popen[str]:

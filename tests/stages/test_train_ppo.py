@@ -18,14 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from rlhf import config
-from rlhf.data.gsm8k import Problem, write_prepared
 from rlhf.ppo.trainer import Progress
 from stages import train_ppo
 from tasks.supervisor import descendants
-from tests.policies import save_policy
+from tests import ppo_workspace
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = "distributed.processes=2"
 PYTHON = [sys.executable, "-m", "stages.train_ppo"]
 TORCHRUN = [
@@ -50,18 +47,7 @@ OUTPUTS = (
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the stage reads, at smoke scale."""
-    place = tmp_path_factory.mktemp("workspace")
-    for name in ("rlhf", "stages", "requirements.lock"):
-        (place / name).symlink_to(ROOT / name)
-    overrides = ["scale=smoke", "runtime.threads=1", "runtime.device=cpu", "ppo.sampling.max_new_tokens=8"]
-    config.write(config.compose(overrides), place / "params.yaml")
-    problems = [
-        Problem(f"What is {n} + 1?", f"#### {n + 1}", str(n + 1), f"#### {n + 1}", 1, "test") for n in range(24)
-    ]
-    for split in ("train", "validation"):
-        write_prepared(place / "data/prepared" / f"{split}.parquet", problems)
-    save_policy(place / "models" / "sft")
-    return place
+    return ppo_workspace.fill(tmp_path_factory.mktemp("workspace"))
 
 
 def start(command: list[str], workspace: Path, *overrides: str) -> subprocess.Popen[str]:
