@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf.models.batches import TokenBatch
+from rlhf.models.llama import packed_hidden, why_not_family
 from rlhf.models.lora import adapter_off, has_adapter, merged
 from rlhf.models.sharding import in_lock_step, is_sharded
 from rlhf.models.token_logprobs import token_logprobs
@@ -35,8 +36,12 @@ class PolicyLogprobs(NamedTuple):
 
 
 def final_hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype) -> Tensor:
-    """(B, T, D) final hidden states, matrix products in `dtype`, in the model's own weights."""
+    """(B, T, D) final hidden states, matrix products in `dtype`; what stands on padding means nothing."""
     with torch.autocast(batch.tokens.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        if why_not_family(model) is None:
+            real = batch.attention_mask.bool()
+            packed = packed_hidden(model, batch, dtype)
+            return packed.new_zeros(*real.shape, packed.shape[1]).masked_scatter(real[..., None], packed)
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         return model.base_model(
             input_ids=batch.tokens, attention_mask=batch.attention_mask, position_ids=positions, use_cache=False
@@ -162,20 +167,29 @@ def checkpoint_layers(model: nn.Module) -> None:
             part.training = True
 
 
+def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A model that is not trained any more, its layers' matrices kept in `dtype`: as autocast rounds them at each use,
+    so to the same values. All else keeps its precision."""
+    for part in model.base_model.modules():
+        if type(part) is nn.Linear:
+            part.weight = nn.Parameter(part.weight.to(dtype), requires_grad=False)
+    return model
+
+
 class Reference(nn.Module):
     """The frozen model that KL is measured against; of a policy with an adapter, what it is without."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         super().__init__()
-        self._model = model if has_adapter(model) else model.eval().requires_grad_(False)
+        self.model = model if has_adapter(model) else model.eval().requires_grad_(False)
         self._dtype = dtype
 
     @torch.no_grad()
     def logprobs(self, batch: TokenBatch, temperature: float, kept: Tensor | None = None) -> Tensor:
         """Float32 (B, T-1) log-probabilities of the batch's actions, among `kept` if given; 0 off the mask."""
-        with adapter_off(self._model):
-            hidden = final_hidden(self._model, batch, self._dtype)
-            return action_logprobs(self._model, hidden, batch, temperature, self._dtype, kept).logprobs
+        with adapter_off(self.model):
+            hidden = final_hidden(self.model, batch, self._dtype)
+            return action_logprobs(self.model, hidden, batch, temperature, self._dtype, kept).logprobs
 
 
 def sampling_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -1,8 +1,4 @@
-"""A Llama-family model's weights as the decoder wants them: fused, and packed for the processor's matrix products.
-
-The family: Llama (SmolLM2 among it), Mistral, Qwen2, Qwen3. RMSNorm, rotary positions, grouped-query attention, SwiGLU;
-with or without biases, query and key norms, tied embeddings.
-"""
+"""A Llama-family model's weights as the decoder wants them: fused, and packed for the processor's matrix products."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.sharding import is_sharded
+from rlhf.models.llama import why_not_family
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
 
 
@@ -97,21 +92,10 @@ class Weights:
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Why the decoder cannot run this model, in a few words; None where it can."""
-    config = model.config
-    if config.model_type not in FAMILY:
-        return f"its architecture is {config.model_type}, not one of {', '.join(FAMILY)}"
-    if model.device.type != "cpu":
-        return f"it is on {model.device.type}"
-    if is_sharded(model):
-        return "each process has a part of it"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
-    if (rope := config.rope_parameters["rope_type"]) not in STATIC_ROPES:
+    if (reason := why_not_family(model)) is not None:
+        return reason
+    if (rope := model.config.rope_parameters["rope_type"]) not in STATIC_ROPES:
         return f"its rotary embedding is {rope}"
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
-        return "its attention has a sliding window"
-    if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None:
-        return "its attention has a sliding window"
     trunk: Any = model.base_model
     linears = [model.get_output_embeddings()]
     linears += [m for layer in trunk.layers for m in layer.modules() if hasattr(m, "weight") and m.weight.ndim == 2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.models.actor_critic import ActorCritic, Reference, ValueHead, checkpoint_layers, sampling_copy
+from rlhf.models.actor_critic import ActorCritic, Reference, ValueHead, checkpoint_layers, rounded, sampling_copy
 from rlhf.models.batches import TokenBatch, pad
 from tests.tiny_models import ARCHITECTURES, EOS, random_tokens, tiny_model
 
@@ -181,3 +181,12 @@ def test_a_value_head_starts_from_a_normalised_score() -> None:
     hidden = torch.tensor([[[1.0, 1.0, 1.0], [0.0, 2.0, 0.5], [9.0, 9.0, 9.0]]])
     values = head(hidden, torch.tensor([[True, True]]))
     assert values.tolist() == [[(2.0 - 0.5) / 2, (3.5 - 0.5) / 2]]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_rounded_model_says_the_same_to_the_last_bit(architecture: str) -> None:
+    rows, bf16 = batch(), torch.bfloat16
+    plain, kept = tiny_model(architecture), rounded(tiny_model(architecture), bf16)
+    assert Reference(kept, bf16).logprobs(rows, 0.7).equal(Reference(plain, bf16).logprobs(rows, 0.7))
+    sizes = [sum(weight.nbytes for weight in model.parameters()) for model in (kept, plain)]
+    assert sizes[0] < sizes[1] or architecture == "gpt2"  # whose matrices are Conv1D
