@@ -14,7 +14,7 @@ from rlhf.data.prompts import encode_prompts, encode_response
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.evaluation.accuracy import Graded, accuracy, evaluate_model
-from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers
+from rlhf.models.actor_critic import ActorCritic, Reference, checkpoint_layers, rounded
 from rlhf.models.batches import pad
 from rlhf.models.checkpoints import MANIFEST, load_policy, load_reward_model, read_manifest
 from rlhf.models.lora import add_adapter, has_adapter
@@ -71,9 +71,12 @@ def whole_policy(sft: Path, actor_critic: ActorCritic) -> tuple[PreTrainedModel,
 
 def reference(sft: Path, policy: PreTrainedModel, params: Params) -> Reference:
     """The frozen SFT policy, which a policy with an adapter holds in itself."""
-    made = Reference(policy if has_adapter(policy) else load_policy(sft), matmul_dtype(params.runtime))
+    dtype = matmul_dtype(params.runtime)
+    made = Reference(policy if has_adapter(policy) else load_policy(sft), dtype)
     if shards(params):
         shard(made, device(params.runtime), ["logprobs"])
+    elif not has_adapter(policy):
+        rounded(made.model, dtype)
     return made.to(device(params.runtime))
 
 
@@ -98,8 +101,8 @@ def selection_scorer(reward_model: Path | None, params: Params) -> RewardModelSc
 
 def reward_model_scorer(reward_model: Path, params: Params) -> RewardModelScorer:
     """The reward model with the normalisation that its manifest keeps."""
-    model = load_reward_model(reward_model).to(device(params.runtime))
     size, dtype = params.ppo.micro_batch_size, matmul_dtype(params.runtime)
+    model = rounded(load_reward_model(reward_model), dtype).to(device(params.runtime))
     return RewardModelScorer(model, normalisation(reward_model), size, dtype)
 
 
