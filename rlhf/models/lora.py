@@ -29,6 +29,7 @@ FILE_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Freezes the model's weights and gives it an adapter that changes nothing yet: A is drawn by `seed`, B is 0."""
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
 
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -41,6 +42,9 @@ def add_adapter(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, NAME)
+    for part in model.modules():
+        if isinstance(part, LoraLayer):
+            part.cast_input_dtype_enabled = False  # autocast does, and each layer would keep its own float32 copy
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
