@@ -70,3 +70,11 @@ def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pa
 def micro_batches(rows: Tensor, size: int) -> Iterator[Tensor]:
     """`rows` in pieces of at most `size`."""
     yield from rows.split(size)
+
+
+def by_length(batch: TokenBatch, rows: Tensor, size: int) -> Iterator[Tensor]:
+    """`rows` of the batch in pieces of at most `size`, those of like lengths together: where a model computes padding,
+    that is little. What fits one piece keeps its order."""
+    if len(rows) > size:
+        rows = rows[batch.lengths[rows].argsort(stable=True)]
+    return micro_batches(rows, size)

@@ -18,7 +18,7 @@ from rlhf.distributed import ALONE, Ranks
 from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import Actions, ActorCritic, Reference
-from rlhf.models.batches import TokenBatch, micro_batches, pad
+from rlhf.models.batches import TokenBatch, by_length, pad
 from rlhf.params import Ppo, Sampler, Sampling
 from rlhf.ppo.advantages import gae, moments, whiten
 from rlhf.ppo.kl import estimates
@@ -169,16 +169,15 @@ def evaluate_actions(
     kept: Tensor | None = None,
 ) -> tuple[Actions, Tensor]:
     """Log-probabilities, entropies and values of all actions, and the reference's log-probabilities, (B, T-1) each."""
-    width = batch.tokens.shape[1] - 1
-    columns: list[list[Tensor]] = [[], [], [], []]
-    for rows in micro_batches(torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
+    columns = [torch.zeros(batch.mask.shape, device=batch.tokens.device) for _ in range(4)]
+    for rows in by_length(batch, torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
         part = batch.select(rows)
-        among = None if kept is None else kept[rows, : part.tokens.shape[1] - 1]
+        width = part.tokens.shape[1] - 1
+        among = None if kept is None else kept[rows, :width]
         actions = actor_critic(part, temperature, kept=among)
-        pieces = (*actions, reference.logprobs(part, temperature, among))
-        for column, piece in zip(columns, pieces, strict=True):
-            column.append(torch.nn.functional.pad(piece, (0, width - piece.shape[1])))
-    logprobs, entropy, values, ref_logprobs = (torch.cat(column) for column in columns)
+        for column, piece in zip(columns, (*actions, reference.logprobs(part, temperature, among)), strict=True):
+            column[rows, :width] = piece
+    logprobs, entropy, values, ref_logprobs = columns
     return Actions(logprobs, entropy, values), ref_logprobs
 
 

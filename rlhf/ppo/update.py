@@ -12,7 +12,7 @@ from torch.optim import AdamW
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError
 from rlhf.models.actor_critic import ActorCritic
-from rlhf.models.batches import TokenBatch, micro_batches
+from rlhf.models.batches import TokenBatch, by_length, micro_batches
 from rlhf.models.sharding import is_sharded, part_like
 from rlhf.params import Ppo
 from rlhf.ppo.kl import kl_losses
@@ -178,7 +178,8 @@ def _accumulate(
     ranks saw."""
     seen, ranks = UpdateStats(), learner.ranks
     tokens = int(experience.batch.mask[minibatch].sum())
-    parts = list(micro_batches(minibatch[ranks.share(len(minibatch))], settings.micro_batch_size))
+    mine = minibatch[ranks.share(len(minibatch))]
+    parts = list(by_length(experience.batch, mine, settings.micro_batch_size))
     for number, rows in enumerate(parts):
         module = learner.module(last=number + 1 == len(parts))
         loss = _losses(module, experience.select(rows), settings, kl_coef, train_policy, seen)

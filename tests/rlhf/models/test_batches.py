@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.models.batches import TokenBatch, micro_batches, pad
+from rlhf.models.batches import by_length, micro_batches, pad
 
 PAD = 9
 
@@ -54,3 +54,10 @@ def test_micro_batches_hold_every_row_once_in_order() -> None:
     rows = torch.tensor([4, 2, 0, 1, 3])
     assert [part.tolist() for part in micro_batches(rows, 2)] == [[4, 2], [0, 1], [3]]
     assert [part.tolist() for part in micro_batches(rows, 9)] == [[4, 2, 0, 1, 3]]
+
+
+def test_rows_of_like_lengths_come_together_once_there_are_several_pieces() -> None:
+    batch = pad([[1]] * 5, [[1] * length for length in (7, 2, 9, 3, 7)], 0)
+    rows = torch.tensor([4, 2, 0, 1, 3])
+    assert [part.tolist() for part in by_length(batch, rows, 2)] == [[1, 3], [4, 0], [2]]
+    assert [part.tolist() for part in by_length(batch, rows, 5)] == [[4, 2, 0, 1, 3]]
