@@ -114,18 +114,16 @@ def train_by_rloo(task: Task, model: PreTrainedModel, reference: Reference) -> i
     for iteration in range(settings.iterations):
         rollout = sampled(task, model, iteration)
         scores = task_scores(scorer(rollout.problems, rollout.texts, rollout.batch), rollout.finished, settings.reward)
-        actions, ref_logprobs = evaluate_actions(
+        evaluated = evaluate_actions(
             actor_critic, reference, rollout.batch, settings.sampling.temperature, settings.micro_batch_size
         )
-        rewards = scores - settings.kl.coef * estimates(actions.logprobs, ref_logprobs).k1.sum(dim=1)
+        rewards = scores - settings.kl.coef * estimates(evaluated.logprobs, evaluated.ref_logprobs).k1.sum(dim=1)
         mask = rollout.batch.mask
         experience = Experience(
             batch=rollout.batch,
-            logprobs=actions.logprobs,
-            ref_logprobs=ref_logprobs,
-            values=actions.values,
+            **evaluated._asdict(),
             advantages=leave_one_out(rewards, settings.samples_per_prompt)[:, None] * mask,
-            returns=actions.values,
+            returns=evaluated.values,
             weights=mask.float(),
         )
         learner.set_policy_lr(settings.lr * lr_share(settings, iteration))

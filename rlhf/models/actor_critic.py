@@ -123,6 +123,11 @@ class ActorCritic(nn.Module):
             hidden = final_hidden(self.critic, batch, self.dtype)
         return Actions(*actions, values=self.value_head(hidden, batch.mask))
 
+    def state_values(self, batch: TokenBatch) -> Tensor:
+        """Values of the batch's actions, without log-probabilities."""
+        trunk = self.policy if self.critic is None else self.critic
+        return self.value_head(final_hidden(trunk, batch, self.dtype), batch.mask)
+
     def policy_logprobs(self, batch: TokenBatch, temperature: float) -> PolicyLogprobs:
         """Log-probabilities and entropies of the batch's actions, without values."""
         hidden = final_hidden(self.policy, batch, self.dtype)

@@ -183,6 +183,8 @@ class Ppo(Section):
     """Whiten advantages over all response tokens of an iteration."""
     truncation: Literal["full", "exact"]
     """With top_p or top_k, train on the `full` distribution or `exact`ly on the kept tokens, renormalised."""
+    old_logprobs: Literal["trainer", "sampler"]
+    """Whose log-probabilities of the sampled tokens the update starts from; the `trainer` computes them again."""
     importance: Literal["auto", "on", "off"]
     """Weigh tokens by trainer's over sampler's probability; `auto` does so where their precisions differ."""
     importance_cap: Annotated[float, Field(ge=1, le=LARGEST)]

@@ -15,20 +15,18 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf.distributed import ALONE, Ranks
-from rlhf.models.actor_critic import Actions
 from rlhf.models.batches import TokenBatch
 from rlhf.params import Params
 from rlhf.ppo.curriculum import iteration_prompts
-from rlhf.ppo.rollout import Prompt, Rollout, sample
+from rlhf.ppo.rollout import Evaluated, Prompt, Rollout, sample
 
 
 class Collected(NamedTuple):
-    """A rollout, the task scores (B,) of its rows, and what policy, critic and reference say, (B, T-1) each."""
+    """A rollout, the task scores (B,) of its rows, and what policy, critic and reference say of them."""
 
     rollout: Rollout
     scores: Tensor
-    actions: Actions
-    ref_logprobs: Tensor
+    evaluated: Evaluated
 
 
 def sample_iteration(
@@ -96,8 +94,7 @@ def _concatenated(parts: Sequence[Collected]) -> Collected:
             kept=concatenate_rows(kept, fill=-1) if kept else None,
         ),
         scores=torch.cat([part.scores for part in parts]),
-        actions=Actions(*(concatenate_rows(columns) for columns in zip(*(p.actions for p in parts), strict=True))),
-        ref_logprobs=concatenate_rows([part.ref_logprobs for part in parts]),
+        evaluated=Evaluated(*map(concatenate_rows, zip(*(part.evaluated for part in parts), strict=True))),
     )
 
 
@@ -111,6 +108,5 @@ def _moved(collected: Collected, device: torch.device) -> Collected:
             kept=None if rollout.kept is None else rollout.kept.to(device),
         ),
         scores=collected.scores.to(device),
-        actions=Actions(*(tensor.to(device) for tensor in collected.actions)),
-        ref_logprobs=collected.ref_logprobs.to(device),
+        evaluated=Evaluated(*(tensor.to(device) for tensor in collected.evaluated)),
     )

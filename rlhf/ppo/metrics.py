@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.answers import is_correct
-from rlhf.params import Params
+from rlhf.params import Params, Ppo
 from rlhf.ppo.advantages import explained_variance
 from rlhf.ppo.kl import estimates
 from rlhf.ppo.rewards import deviation
@@ -48,9 +48,15 @@ def of_rollout(params: Params, rollout: Rollout, experience: Experience, scores:
     }
 
 
-def of_first_minibatch(seen: UpdateStats) -> Row:
-    """How far the update's forward pass is from the rollout's, before any step: 0 up to rounding."""
-    return {"first_log_ratio": seen.log_ratio, "first_kl": seen.means()["approx_kl"]}
+def of_first_minibatch(seen: UpdateStats, settings: Ppo) -> Row:
+    """How far the update's forward pass is from the rollout's, before any step: 0 up to rounding.
+
+    Where the old log-probabilities are the sampler's, that is the mismatch of sampler and trainer.
+    """
+    row = {"first_log_ratio": seen.log_ratio, "first_kl": seen.means()["approx_kl"]}
+    if settings.old_logprobs == "sampler":
+        row["mismatch"] = seen.log_ratios / max(1, seen.tokens)
+    return row
 
 
 def of_update(stats: UpdateStats) -> Row:

@@ -99,7 +99,7 @@ def replay(bundle: Bundle, sft: Path) -> Replay:
     experience = _to(bundle.experience, device)
     temperature, size = params.ppo.sampling.temperature, params.ppo.micro_batch_size
     found = Replay()
-    actions, ref_logprobs = evaluate_actions(
+    evaluated = evaluate_actions(
         learner.actor_critic,
         setup.reference(sft, learner.actor_critic.policy, params),
         experience.batch,
@@ -107,7 +107,7 @@ def replay(bundle: Bundle, sft: Path) -> Replay:
         size,
         experience.kept,
     )
-    again = {"logprobs": actions.logprobs, "values": actions.values, "ref_logprobs": ref_logprobs}
+    again = evaluated._asdict()
     for name, tensor in again.items():
         change = (tensor - getattr(experience, name))[experience.batch.mask].abs()
         found.differences[name] = Difference(float(change.max()), float(change.mean()))

@@ -17,7 +17,7 @@ from rlhf.data.prompts import decode_response
 from rlhf.distributed import ALONE, Ranks
 from rlhf.generation.engine import Sample
 from rlhf.generation.responses import sample_responses
-from rlhf.models.actor_critic import Actions, ActorCritic, Reference
+from rlhf.models.actor_critic import ActorCritic, Reference
 from rlhf.models.batches import TokenBatch, by_length, pad
 from rlhf.params import Ppo, Sampler, Sampling
 from rlhf.ppo.advantages import gae, moments, whiten
@@ -159,6 +159,19 @@ def _kept_ids(samples: Sequence[Sample], batch: TokenBatch) -> Tensor | None:
     return kept
 
 
+class Evaluated(NamedTuple):
+    """What the models say of a batch's actions; every tensor is float32 (B, T-1) and 0 off the response mask.
+
+    Attributes:
+        logprobs, values: of the policy that sampled, and of its critic.
+        ref_logprobs: the reference's.
+    """
+
+    logprobs: Tensor
+    values: Tensor
+    ref_logprobs: Tensor
+
+
 @torch.no_grad()
 def evaluate_actions(
     actor_critic: ActorCritic,
@@ -167,33 +180,39 @@ def evaluate_actions(
     temperature: float,
     micro_batch_size: int,
     kept: Tensor | None = None,
-) -> tuple[Actions, Tensor]:
-    """Log-probabilities, entropies and values of all actions, and the reference's log-probabilities, (B, T-1) each."""
-    columns = [torch.zeros(batch.mask.shape, device=batch.tokens.device) for _ in range(4)]
+    sampled: Tensor | None = None,
+) -> Evaluated:
+    """What policy, critic and reference say of all actions; `sampled` (B, T-1) are the policy's log-probabilities where
+    they are known already."""
+    columns = Evaluated(*(torch.zeros(batch.mask.shape, device=batch.tokens.device) for _ in Evaluated._fields))
     for rows in by_length(batch, torch.arange(len(batch), device=batch.tokens.device), micro_batch_size):
         part = batch.select(rows)
         width = part.tokens.shape[1] - 1
         among = None if kept is None else kept[rows, :width]
-        actions = actor_critic(part, temperature, kept=among)
-        for column, piece in zip(columns, (*actions, reference.logprobs(part, temperature, among)), strict=True):
+        if sampled is None:
+            actions = actor_critic(part, temperature, kept=among)
+            logprobs, values = actions.logprobs, actions.values
+        else:
+            logprobs, values = sampled[rows, :width], actor_critic.state_values(part)
+        pieces = logprobs, values, reference.logprobs(part, temperature, among)
+        for column, piece in zip(columns, pieces, strict=True):
             column[rows, :width] = piece
-    logprobs, entropy, values, ref_logprobs = columns
-    return Actions(logprobs, entropy, values), ref_logprobs
+    return columns
 
 
 def build_experience(
-    rollout: Rollout, actions: Actions, ref_logprobs: Tensor, scores: Tensor, settings: Ppo, kl_coef: float
+    rollout: Rollout, evaluated: Evaluated, scores: Tensor, settings: Ppo, kl_coef: float
 ) -> Experience:
     """Rewards, advantages (not whitened yet) and returns, from task scores (B,); `kl_coef` weighs the KL in the
     reward, 0 where it stands in the loss. The weights are 1: see `correct_for_sampler`."""
-    kl = estimates(actions.logprobs, ref_logprobs)
+    kl = estimates(evaluated.logprobs, evaluated.ref_logprobs)
     rewards = token_rewards(scores, kl.k1, rollout.batch, kl_coef)
-    advantages, returns = gae(rewards, actions.values, rollout.batch.mask, settings.gamma, settings.lam)
+    advantages, returns = gae(rewards, evaluated.values, rollout.batch.mask, settings.gamma, settings.lam)
     return Experience(
         batch=rollout.batch,
-        logprobs=actions.logprobs,
-        ref_logprobs=ref_logprobs,
-        values=actions.values,
+        logprobs=evaluated.logprobs,
+        ref_logprobs=evaluated.ref_logprobs,
+        values=evaluated.values,
         advantages=advantages,
         returns=returns,
         weights=rollout.batch.mask.float(),
@@ -202,7 +221,7 @@ def build_experience(
 
 
 def correct_for_sampler(experience: Experience, rollout: Rollout, cap: float) -> Experience:
-    """The experience with truncated importance weights min(pi_trainer / pi_sampler, cap) on the response actions."""
+    """The experience with truncated importance weights min(pi_trainer / pi_sampler, cap) on the response evaluated."""
     weights = importance_weights(experience.logprobs, rollout.sampler_logprobs, cap) * experience.batch.mask
     return experience._replace(weights=weights)
 

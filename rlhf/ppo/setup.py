@@ -47,7 +47,7 @@ def actor_critic(sft: Path, reward_model: Path | None, params: Params) -> ActorC
     if settings.gradient_checkpointing:
         checkpoint_layers(made)
     if shards(params):
-        shard(made, device(params.runtime), ["policy_logprobs", "sampling"])
+        shard(made, device(params.runtime), ["policy_logprobs", "state_values", "sampling"])
     return made.to(device(params.runtime))
 
 

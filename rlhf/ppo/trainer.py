@@ -164,15 +164,16 @@ def _collect(loop: Loop, iteration: int) -> Collected:
         )
     )
     scores = loop.scorer(rollout.problems, rollout.texts, rollout.batch)
-    actions, ref_logprobs = evaluate_actions(
+    evaluated = evaluate_actions(
         actor_critic,
         loop.reference,
         rollout.batch,
         settings.sampling.temperature,
         settings.micro_batch_size,
         rollout.kept,
+        rollout.sampler_logprobs if settings.old_logprobs == "sampler" else None,
     )
-    return Collected(rollout, task_scores(scores, rollout.finished, settings.reward), actions, ref_logprobs)
+    return Collected(rollout, task_scores(scores, rollout.finished, settings.reward), evaluated)
 
 
 def _experience(loop: Loop, collected: Collected, kl_coef: float) -> Experience:
@@ -182,7 +183,7 @@ def _experience(loop: Loop, collected: Collected, kl_coef: float) -> Experience:
     if settings.reward.whiten:
         scores = whiten_scores(scores)
     coef = kl_coef if settings.kl.place == "reward" else 0.0
-    experience = build_experience(rollout, collected.actions, collected.ref_logprobs, scores, settings, coef)
+    experience = build_experience(rollout, collected.evaluated, scores, settings, coef)
     differs = actor_critic.dtype != actor_critic.policy.dtype  # the sampler's weights are rounded, see sampling_copy
     if settings.importance == "on" or (settings.importance == "auto" and differs):
         experience = correct_for_sampler(experience, rollout, settings.importance_cap)
@@ -212,7 +213,7 @@ def _check(loop: Loop, case: Case, number: int, seen: UpdateStats) -> None:
     """Notes how far the update has come; the first minibatch, whose weights are the rollout's, is checked."""
     case.row["steps"] = float(number)
     if number == 0:
-        case.row.update(metrics.of_first_minibatch(seen))
+        case.row.update(metrics.of_first_minibatch(seen, loop.params.ppo))
         _heed(loop, guards.of_update(case.row, loop.learner.actor_critic.dtype), case)
 
 

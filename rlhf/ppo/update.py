@@ -93,7 +93,8 @@ class UpdateStats:
         sums, tokens: of per-action values, and the tokens they are of.
         steps: optimiser steps taken, and minibatches dropped for `target_kl`.
         stopped: `target_kl` ended the update.
-        log_ratio: of a minibatch, the largest |log ratio| of the policy to the one that sampled.
+        log_ratio, log_ratios: of a minibatch, the largest |log ratio| of the policy to the one that sampled, and
+            their sum.
         grad_norm: of the last step.
         ptx_loss: the supervised loss of the last minibatch, nats a token.
     """
@@ -103,6 +104,7 @@ class UpdateStats:
     steps: int = 0
     stopped: bool = False
     log_ratio: float = 0.0
+    log_ratios: float = 0.0
     grad_norm: float = 0.0
     ptx_loss: float = 0.0
 
@@ -115,10 +117,10 @@ class UpdateStats:
 
     def over(self, ranks: Ranks) -> UpdateStats:
         """What all ranks saw."""
-        tokens, *totals = ranks.sum([self.tokens, *self.sums.values()])
+        tokens, log_ratios, *totals = ranks.sum([self.tokens, self.log_ratios, *self.sums.values()])
         (log_ratio,) = ranks.max([self.log_ratio])
         sums = dict(zip(self.sums, totals, strict=True))
-        return replace(self, sums=sums, tokens=int(tokens), log_ratio=log_ratio)
+        return replace(self, sums=sums, tokens=int(tokens), log_ratio=log_ratio, log_ratios=log_ratios)
 
     def means(self) -> dict[str, float]:
         """Means over tokens."""
@@ -204,6 +206,7 @@ def _losses(
     value = value_losses(actions.values, part.values, part.returns, settings.value_clip) * mask
     log_ratio = (actions.logprobs - part.logprobs).detach()
     seen.log_ratio = float(log_ratio.abs().max().clamp(min=seen.log_ratio))  # unlike max(), keeps a NaN
+    seen.log_ratios += float(log_ratio.abs().sum())
     seen.add(
         int(mask.sum()),
         policy_loss=policy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.models.batches import by_length, micro_batches, pad
+from rlhf.models.batches import TokenBatch, by_length, micro_batches, pad
 
 PAD = 9
 

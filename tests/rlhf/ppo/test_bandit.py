@@ -92,15 +92,17 @@ def learned(params: Params, batch: TokenBatch, scores: Tensor, kl_as_score: str 
     finished = torch.ones(len(batch), dtype=torch.bool)
     in_reward = BETA if ppo.kl.place == "reward" and kl_as_score is None else 0.0
     for iteration in range(ppo.iterations):
-        actions, ref_logprobs = evaluate_actions(actor_critic, ref, batch, 1.0, ppo.micro_batch_size)
-        rollout = Rollout(batch, [], [], finished, actions.logprobs)
+        evaluated = evaluate_actions(actor_critic, ref, batch, 1.0, ppo.micro_batch_size)
+        rollout = Rollout(batch, [], [], finished, evaluated.logprobs)
         task = scores
         if kl_as_score is not None:
-            task = scores - BETA * getattr(estimates(actions.logprobs, ref_logprobs), kl_as_score).sum(dim=1)
-        experience = build_experience(rollout, actions, ref_logprobs, task, ppo, in_reward)
+            task = scores - BETA * getattr(estimates(evaluated.logprobs, evaluated.ref_logprobs), kl_as_score).sum(
+                dim=1
+            )
+        experience = build_experience(rollout, evaluated, task, ppo, in_reward)
         if ppo.whiten_advantages:
             experience, _ = whiten_advantages(experience, task, None)
-        weights = len(batch) * actions.logprobs.sum(dim=1, keepdim=True).exp() * batch.mask
+        weights = len(batch) * evaluated.logprobs.sum(dim=1, keepdim=True).exp() * batch.mask
         learner.set_policy_lr(ppo.lr * lr_share(ppo, iteration))
         update(
             learner,

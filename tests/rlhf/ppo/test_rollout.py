@@ -89,12 +89,23 @@ def test_evaluating_actions_does_not_depend_on_micro_batches(size: int) -> None:
     torch.nn.init.ones_(model.value_head.linear.weight)
     reference = Reference(tiny_model(seed=5), torch.float32)
     batch = rollout(model, [7, 2, 11]).batch
-    whole, ref = evaluate_actions(model, reference, batch, 0.9, len(batch))
-    parts, part_ref = evaluate_actions(model, reference, batch, 0.9, size)
-    for one, other in zip((*whole, ref), (*parts, part_ref), strict=True):
+    whole = evaluate_actions(model, reference, batch, 0.9, len(batch))
+    parts = evaluate_actions(model, reference, batch, 0.9, size)
+    for one, other in zip(whole, parts, strict=True):
         assert one.shape == batch.mask.shape and not one.requires_grad
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ref, reference.logprobs(batch, 0.9), atol=1e-5, rtol=0)
+    torch.testing.assert_close(whole.ref_logprobs, reference.logprobs(batch, 0.9), atol=1e-5, rtol=0)
+
+
+def test_log_probabilities_that_are_known_are_not_computed_again() -> None:
+    model, reference = toy_actor_critic(toy_params()), Reference(tiny_model(seed=5), torch.float32)
+    torch.nn.init.ones_(model.value_head.linear.weight)
+    batch = rollout(model, [7, 2, 11]).batch
+    known = torch.rand(batch.mask.shape) * batch.mask
+    plain = evaluate_actions(model, reference, batch, 0.9, 4)
+    given = evaluate_actions(model, reference, batch, 0.9, 4, sampled=known)
+    assert given.logprobs.equal(known)
+    assert given.values.equal(plain.values) and given.ref_logprobs.equal(plain.ref_logprobs)
 
 
 def test_experience_puts_kl_and_score_into_returns() -> None:
@@ -102,14 +113,14 @@ def test_experience_puts_kl_and_score_into_returns() -> None:
     model = toy_actor_critic(toy_params())
     drawn = rollout(model, [7, 2])
     batch = drawn.batch
-    actions, ref = evaluate_actions(model, Reference(tiny_model(seed=5), torch.float32), batch, 1.0, 8)
+    evaluated = evaluate_actions(model, Reference(tiny_model(seed=5), torch.float32), batch, 1.0, 8)
     scores = torch.tensor([1.0, 0.0, -2.0, 0.5])
-    got = build_experience(drawn, actions, ref, scores, toy_params("ppo.lam=1").ppo, kl_coef=0.1)
-    k1 = actions.logprobs - ref
+    got = build_experience(drawn, evaluated, scores, toy_params("ppo.lam=1").ppo, kl_coef=0.1)
+    k1 = evaluated.logprobs - evaluated.ref_logprobs
     to_come = k1.flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(got.returns, (scores[:, None] - 0.1 * to_come) * batch.mask, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(got.advantages, got.returns - actions.values)
-    assert got.ref_logprobs.equal(ref) and got.weights.equal(batch.mask.float())
+    torch.testing.assert_close(got.advantages, got.returns - evaluated.values)
+    assert got.ref_logprobs.equal(evaluated.ref_logprobs) and got.weights.equal(batch.mask.float())
 
 
 def test_a_sampler_that_rounds_otherwise_is_weighed() -> None:
@@ -183,14 +194,16 @@ def test_exact_truncation_renormalises_policy_and_reference_over_the_kept_tokens
     drawn = rollout(model, [7, 2, 11], sampling=CUT, exact=True)
     assert drawn.kept is not None and drawn.kept.shape[2] <= 7
     for size in (2, 100):
-        actions, ref = evaluate_actions(model, reference, drawn.batch, 1.0, size, drawn.kept)
-        torch.testing.assert_close(drawn.sampler_logprobs, actions.logprobs, atol=1e-5, rtol=0)
+        evaluated = evaluate_actions(model, reference, drawn.batch, 1.0, size, drawn.kept)
+        torch.testing.assert_close(drawn.sampler_logprobs, evaluated.logprobs, atol=1e-5, rtol=0)
         for row, t in drawn.batch.mask.nonzero().tolist():
             ids = drawn.kept[row, t][drawn.kept[row, t] >= 0].long()
             tokens = drawn.batch.tokens[row : row + 1, : t + 1]
             logits = tiny_model(seed=5)(tokens).logits[0, -1, ids].detach()
             place = ids.tolist().index(int(drawn.batch.tokens[row, t + 1]))
-            assert float(ref[row, t]) == pytest.approx(float(torch.log_softmax(logits, 0)[place]), abs=1e-4)
+            assert float(evaluated.ref_logprobs[row, t]) == pytest.approx(
+                float(torch.log_softmax(logits, 0)[place]), abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("truncation", ["full", "exact"])

@@ -63,6 +63,19 @@ def test_the_same_seed_gives_the_same_weights_and_rows_and_another_seed_others()
     assert not same(weights(one.learner), weights(other.learner))
 
 
+def test_the_samplers_log_probabilities_serve_as_well_as_the_trainers() -> None:
+    """One minibatch a step, so that the first one has every token: its mean |log ratio| is the mismatch."""
+    computed, known = (
+        Toy(toy_params("ppo.minibatches=1", f"ppo.old_logprobs={name}")) for name in ("trainer", "sampler")
+    )
+    rows, others = train(computed.loop(), Progress()).rows[1:], train(known.loop(), Progress()).rows[1:]
+    assert others[0]["mismatch"] == pytest.approx(rows[0]["mismatch"], rel=1e-2) and rows[0]["mismatch"] > 0
+    assert rows[0]["first_log_ratio"] < others[0]["first_log_ratio"] < 1e-4
+    for one, other in zip(rows, others, strict=True):
+        assert other["score"] == one["score"] and other["kl_token"] == pytest.approx(one["kl_token"], abs=1e-5)
+        assert other["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-3)
+
+
 def test_validating_more_often_does_not_change_the_weights() -> None:
     often, seldom = Toy(toy_params("ppo.eval_every=1")), Toy(toy_params("ppo.eval_every=3"))
     for toy in (often, seldom):

@@ -67,7 +67,7 @@ def toy_actor_critic(params: Params, ranks: Ranks = ALONE) -> ActorCritic:
     if params.ppo.gradient_checkpointing:
         checkpoint_layers(made)
     if params.distributed.strategy == "fsdp" and ranks.size > 1:
-        shard(made, torch.device("cpu"), ["policy_logprobs", "sampling"])
+        shard(made, torch.device("cpu"), ["policy_logprobs", "state_values", "sampling"])
     return made
 
 
@@ -144,6 +144,6 @@ def toy_experience(actor_critic: ActorCritic, params: Params) -> Experience:
     settings = {"exact": ppo.truncation == "exact", "seed": 0, "iteration": 0}
     rollout = sample(actor_critic.policy, tokenizer(), toy_prompts(), numbers, 2, ppo.sampling, **settings)
     reference = Reference(tiny_model(seed=5, spread=2.0), torch.float32)
-    actions, ref = evaluate_actions(actor_critic, reference, rollout.batch, ppo.sampling.temperature, 8, rollout.kept)
+    evaluated = evaluate_actions(actor_critic, reference, rollout.batch, ppo.sampling.temperature, 8, rollout.kept)
     scores = low_tokens(rollout.problems, rollout.texts, rollout.batch)
-    return build_experience(rollout, actions, ref, scores, ppo, kl_coef=0.05)
+    return build_experience(rollout, evaluated, scores, ppo, kl_coef=0.05)
