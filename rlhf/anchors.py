@@ -114,5 +114,9 @@ def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
 
 
 def git_environment() -> dict[str, str]:
-    """This process's environment without variables such as GIT_DIR: a git hook's would name another repository."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """This process's environment without variables such as GIT_DIR, for a git hook's would name another repository.
+
+    git then runs no hook either: that of `dvc install`, for one, would check data out into each new worktree.
+    """
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return ours | {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
