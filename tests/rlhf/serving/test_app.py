@@ -192,6 +192,30 @@ async def test_a_registry_out_of_reach_changes_nothing_but_the_health() -> None:
 
 
 @scenario
+async def test_errors_that_nobody_expected_do_not_end_the_following(monkeypatch) -> None:
+    async def full(self: FakeSource, version: Version) -> FakePolicy:
+        raise OSError(28, "No space left on device", "/tmp")
+
+    async def broken(self: FakeSource) -> Version:
+        raise KeyError("MLFLOW_SOMETHING")
+
+    async with service() as s:
+        s.source.number = "2"
+        for name, fake, fault in (
+            ("load", full, "m version 2 (champion) does not load: OSError: [Errno 28] No space left on device: '/tmp'"),
+            ("wanted", broken, "KeyError: 'MLFLOW_SOMETHING'"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(FakeSource, name, fake)
+                await s.follower.step()
+            assert (await s.client.get("/health/ready")).json()["fault"] == fault
+            assert (await s.ask("a")).json()["version"]["number"] == "1"
+        s.follower._retry_at = time.monotonic()
+        await s.follower.step()
+        assert (await s.ask("a")).json()["version"]["number"] == "2"
+
+
+@scenario
 async def test_health_before_and_after_the_first_version(monkeypatch) -> None:
     async def never(self: FakeSource, version: Version) -> FakePolicy:
         raise Failed("not yet")
