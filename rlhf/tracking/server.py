@@ -31,9 +31,10 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 def quiet_mlflow() -> ModuleType:
-    """The mlflow package without its chatter, telemetry and patience, and with the log-in of our own servers."""
+    """The mlflow package without its chatter, telemetry and patience, with the log-in of our own servers."""
     for name, value in (PATIENCE | SILENCE | access.for_clients()).items():
         os.environ.setdefault(name, value)
+    access.past_proxies()
     import mlflow
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
