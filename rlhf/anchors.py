@@ -6,6 +6,9 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlhf.errors import UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The checkout that this code runs from, which may be a worktree."""
@@ -33,11 +36,21 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout.
 
-    A relative sqlite path is made absolute, and PostgreSQL's driver is named.
+    A relative sqlite path is made absolute, and PostgreSQL's driver is named. Raises UserError for what is no URI.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
     database = sqlite_file(uri)
+    if database is None:
+        _require_uri(uri)
     return f"sqlite:///{database}" if database else with_driver(uri)
+
+
+def _require_uri(uri: str) -> None:
+    try:
+        urlsplit(uri)
+    except ValueError as error:
+        remedy = "write http://host:port or postgresql://..., with %5B for a bracket in a password"
+        raise UserError(f"MLFLOW_TRACKING_URI={uri}: {error}: {remedy}") from None
 
 
 def artifact_root() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import anchors
+from rlhf.errors import UserError
 
 
 def git(directory: Path, *arguments: str) -> None:
@@ -78,6 +79,14 @@ def test_tracking_uri_from_the_environment(monkeypatch, tmp_path, given, expecte
     monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
     assert anchors.tracking_uri() == expected.format(cwd=tmp_path)
     assert anchors.environment()["MLFLOW_TRACKING_URI"] == anchors.tracking_uri()
+
+
+def test_what_is_no_tracking_uri_is_told_without_its_password(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://user:a[b@host/db")
+    with pytest.raises(
+        UserError, match=r"^MLFLOW_TRACKING_URI=postgresql://user:\*\*\*@host/db: Invalid IPv6 URL: write"
+    ):
+        anchors.tracking_uri()
 
 
 def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):
