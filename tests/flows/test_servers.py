@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -86,6 +87,12 @@ def test_the_port_of_a_server_is_a_number_or_a_line_that_says_so(monkeypatch: py
         monkeypatch.setenv("PREFECT_SERVER_API_PORT", wrong)
         with pytest.raises(UserError, match=f"^PREFECT_SERVER_API_PORT={wrong}: no port: "):
             servers.port("PREFECT_SERVER_API_PORT", 4200)
+
+
+def test_prefects_page_is_not_moved_to_mlflows_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", "5000")
+    with ExitStack() as running, pytest.raises(UserError, match="^PREFECT_SERVER_API_PORT=5000: MLflow's page"):
+        ui.start_prefect(running)
 
 
 def test_a_configured_prefect_server_is_not_started_but_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
