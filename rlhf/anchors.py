@@ -71,7 +71,7 @@ def gc_lock() -> Path:
 
 def state_dir() -> Path:
     """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()
+    return _directory("RLHF_STATE_DIR", ".state")
 
 
 def state_lock(state: Path) -> Path:
@@ -81,12 +81,20 @@ def state_lock(state: Path) -> Path:
 
 def journal_dir() -> Path:
     """Where what runs log lies until a tracking server has it: RLHF_JOURNAL_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_JOURNAL_DIR") or main_checkout() / ".journal").absolute()
+    return _directory("RLHF_JOURNAL_DIR", ".journal")
 
 
 def mirror_dir() -> Path:
     """Where mirrors of the metrics lie: RLHF_MIRROR_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_MIRROR_DIR") or main_checkout() / ".mirror").absolute()
+    return _directory("RLHF_MIRROR_DIR", ".mirror")
+
+
+def _directory(variable: str, name: str) -> Path:
+    """The place that a variable names, or `name` in the main checkout; raises UserError where a file is there."""
+    place = Path(os.environ.get(variable) or main_checkout() / name).absolute()
+    if place.is_file():
+        raise UserError(f"{place}: a file, and {variable} wants a directory: name another place, or remove it")
+    return place
 
 
 def environment() -> dict[str, str]:

@@ -98,5 +98,14 @@ def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):
     assert anchors.environment()["RLHF_STATE_DIR"] == str(tmp_path / "mine")
 
 
+@pytest.mark.parametrize("place", ["state", "journal", "mirror"])
+def test_a_file_where_a_directory_should_be_is_told(monkeypatch, tmp_path, place):
+    variable, file = f"RLHF_{place.upper()}_DIR", tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(UserError, match=f"^{file}: a file, and {variable} wants a directory"):
+        getattr(anchors, f"{place}_dir")()
+
+
 def test_children_are_not_tracked_by_vendors():
     assert anchors.environment()["DO_NOT_TRACK"] == "true"
