@@ -11,7 +11,7 @@ import os
 import sys
 
 from flows import servers
-from rlhf import anchors
+from rlhf import access, anchors
 from rlhf.errors import UserError, run_command
 
 SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
@@ -28,6 +28,7 @@ def check() -> None:
     for place in (anchors.CHECKOUT, anchors.main_checkout(), anchors.state_dir()):
         if place.exists() and not os.access(place, os.W_OK):
             raise UserError(f"{place}: cannot be written: let user {os.getuid()} write there")
+    access.past_proxies()
     for variable in SERVERS:
         address = os.environ.get(variable, "")
         if anchors.is_remote(address):

@@ -40,6 +40,7 @@ def set_prefect_environment() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "true")
     for name, value in access.for_clients().items():
         os.environ.setdefault(name, value)
+    access.past_proxies()
 
 
 @contextmanager

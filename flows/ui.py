@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from flows import servers
 from rlhf import access, anchors, process
-from rlhf.errors import run_command
+from rlhf.errors import UserError, run_command
 from tasks.summary import MLFLOW_UI_PORT
 
 PREFECT_UI_PORT = 4200
@@ -56,6 +56,8 @@ def start_prefect(running: ExitStack) -> tuple[str, str, servers.Server | None]:
     """Prefect's page: its name, its address, and the server where it is ours."""
     servers.set_prefect_environment()
     port = servers.port("PREFECT_SERVER_API_PORT", PREFECT_UI_PORT)  # before Prefect meets a wrong one
+    if port == MLFLOW_UI_PORT:
+        raise UserError(f"PREFECT_SERVER_API_PORT={port}: MLflow's page is served there: take another port")
     from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 
     if PREFECT_API_URL.value():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from urllib.request import getproxies_environment
 
 from rlhf.errors import UsageError
 
@@ -17,6 +18,9 @@ USER = "rlhf"
 VARIABLE = "RLHF_PASSWORD"
 SHORTEST = 12
 """Characters that MLflow wants a password to have."""
+THIS_HOST = ("127.0.0.1", "localhost")
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Programs read the one or the other; who reads both takes the first."""
 
 
 def password() -> str:
@@ -36,6 +40,17 @@ def for_clients() -> dict[str, str]:
         "MLFLOW_TRACKING_USERNAME": USER,
         "MLFLOW_TRACKING_PASSWORD": given,
     }
+
+
+def past_proxies() -> None:
+    """Has this process and its children reach servers of this host directly, whatever proxy HTTP_PROXY names.
+
+    A proxy would look for them on its own host. HTTP_PROXY is what companies set for the way outside.
+    """
+    proxies = getproxies_environment()
+    excepted = [host.strip() for host in proxies.pop("no", "").split(",") if host.strip()]
+    if proxies and "*" not in excepted:
+        os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys([*excepted, *THIS_HOST])))
 
 
 def for_prefect() -> dict[str, str]:

@@ -6,6 +6,9 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlhf.errors import UserError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The checkout that this code runs from, which may be a worktree."""
@@ -33,11 +36,21 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout.
 
-    A relative sqlite path is made absolute, and PostgreSQL's driver is named.
+    A relative sqlite path is made absolute, and PostgreSQL's driver is named. Raises UserError for what is no URI.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
     database = sqlite_file(uri)
+    if database is None:
+        _require_uri(uri)
     return f"sqlite:///{database}" if database else with_driver(uri)
+
+
+def _require_uri(uri: str) -> None:
+    try:
+        urlsplit(uri)
+    except ValueError as error:
+        remedy = "write http://host:port or postgresql://..., with %5B for a bracket in a password"
+        raise UserError(f"MLFLOW_TRACKING_URI={uri}: {error}: {remedy}") from None
 
 
 def artifact_root() -> Path:
@@ -58,7 +71,7 @@ def gc_lock() -> Path:
 
 def state_dir() -> Path:
     """Where training state lives between a kill and the next run: RLHF_STATE_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_STATE_DIR") or main_checkout() / ".state").absolute()
+    return _directory("RLHF_STATE_DIR", ".state")
 
 
 def state_lock(state: Path) -> Path:
@@ -68,12 +81,20 @@ def state_lock(state: Path) -> Path:
 
 def journal_dir() -> Path:
     """Where what runs log lies until a tracking server has it: RLHF_JOURNAL_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_JOURNAL_DIR") or main_checkout() / ".journal").absolute()
+    return _directory("RLHF_JOURNAL_DIR", ".journal")
 
 
 def mirror_dir() -> Path:
     """Where mirrors of the metrics lie: RLHF_MIRROR_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_MIRROR_DIR") or main_checkout() / ".mirror").absolute()
+    return _directory("RLHF_MIRROR_DIR", ".mirror")
+
+
+def _directory(variable: str, name: str) -> Path:
+    """The place that a variable names, or `name` in the main checkout; raises UserError where a file is there."""
+    place = Path(os.environ.get(variable) or main_checkout() / name).absolute()
+    if place.is_file():
+        raise UserError(f"{place}: a file, and {variable} wants a directory: name another place, or remove it")
+    return place
 
 
 def environment() -> dict[str, str]:
@@ -114,5 +135,9 @@ def git(*arguments: str, directory: Path = CHECKOUT) -> str | None:
 
 
 def git_environment() -> dict[str, str]:
-    """This process's environment without variables such as GIT_DIR: a git hook's would name another repository."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """This process's environment without variables such as GIT_DIR, for a git hook's would name another repository.
+
+    git then runs no hook either: that of `dvc install`, for one, would check data out into each new worktree.
+    """
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return ours | {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}

@@ -29,7 +29,8 @@ def changes(checkout: Path, new: Sequence[str] = (".",)) -> bytes:
             shutil.copy(index, own_index)
         there = [name for name in new if (checkout / name).is_dir()]
         _git(checkout, own_index, "add", "--intent-to-add", "--", *there)
-        plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+        plain = ["--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"]
+        plain += ["--unified=3", "--submodule=short"]  # whatever the user's own settings say
         rest = ("HEAD", "--", ".", *(f":!{name}" for name in OWN))
         return _git(checkout, own_index, "diff", "--binary", "--full-index", *plain, *rest)
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from rlhf import anchors, locks, process
 from rlhf.anchors import PIPELINE_LOCK
-from rlhf.errors import UserError, run_command
+from rlhf.errors import UsageError, UserError, run_command
 from rlhf.hashes import sha256_file
 from rlhf.registry.server import artifact_stores, lock_all, model_names
 from tasks import journals
@@ -228,6 +228,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def command() -> None:
         found = places(given.artifacts.absolute() if given.artifacts else None)
+        if not given.file.name:
+            raise UsageError("no file is named: make backup to=FILE, make restore from=FILE")
         file = given.file.absolute()
         print(save(file, found) if given.command == "save" else restore(file, found, given.overwrite))
 

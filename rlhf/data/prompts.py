@@ -21,6 +21,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
         raise UserError(f"{name} has no end-of-sequence token: set eos_token in its tokenizer_config.json")
 
 
+def is_text(question: str) -> bool:
+    """Whether no tokenizer would fail at it: half a surrogate pair, from JSON or a terminal, is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in question)
+
+
 def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, prompt: Prompt) -> list[int]:
     """The token ids of the chat up to where the response begins.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rlhf.data.answers import canonical, extract_answer
-from rlhf.data.prompts import decode_response, encode_prompts
+from rlhf.data.prompts import decode_response, encode_prompts, is_text
 from rlhf.data.votes import majority
 from rlhf.errors import UserError
 from rlhf.generation.engine import Sample
@@ -91,8 +91,8 @@ class AnsweringPolicy:
     def answer(self, questions: Sequence[str], settings: Settings) -> list[Answer]:
         """One answer a question, in their order.
 
-        Raises UserError for an empty question, one longer than the policy was trained on, or an answer that could
-        leave the model's context.
+        Raises UserError for an empty question, one that is no text or longer than the policy was trained on, or an
+        answer that could leave the model's context.
         """
         prompts = [prompt for prompt in self._prompts(questions) for _ in range(settings.samples)]
         numbers = [int.from_bytes(sha256(question.encode()).digest()[:4]) for question in questions]
@@ -121,6 +121,8 @@ class AnsweringPolicy:
     def _prompts(self, questions: Sequence[str]) -> list[list[int]]:
         if not all(question.strip() for question in questions):
             raise UserError("the question is empty: ask something")
+        if not all(map(is_text, questions)):
+            raise UserError("the question is no text: write it in UTF-8")
         fitting = []
         for prompt in encode_prompts(self._tokenizer, questions, self._prompt):
             if prompt is None:

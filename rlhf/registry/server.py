@@ -38,7 +38,7 @@ def server(uri: str = "") -> Iterator[MlflowClient]:
     try:
         with warnings.catch_warnings(record=True):  # it asks for type hints, which would cost the signature its params
             yield client(uri)
-    except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error) as error:
+    except (mlflow.MlflowException, SQLAlchemyError, sqlite3.Error, ImportError) as error:  # a database's driver
         place = without_password(uri)
         raise UserError(f"MLflow at {place}: {reason(error)}: start it, or set MLFLOW_TRACKING_URI") from None
 

@@ -41,7 +41,7 @@ class Registry:
 
     async def load(self, version: Version) -> VersionProcess:
         """The version in a process that answers; raises UserError or Failed."""
-        files = TemporaryDirectory(prefix="policy-")
+        files = TemporaryDirectory(prefix="policy-", ignore_cleanup_errors=True)
         try:
             directory = await asyncio.to_thread(fetch, version.name, version.number, Path(files.name))
         except BaseException:
@@ -106,15 +106,17 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+    with suppress(ValueError):
+        if (value := int(text)) >= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: write a whole number from 1 on")
 
 
 def _number(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise ValueError
-    return value
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: write a number above 0")
 
 
 def _say(line: str) -> None:

@@ -14,14 +14,19 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
+from rlhf.data.prompts import is_text
 from rlhf.serving.batches import Overloaded, Queue
 from rlhf.serving.follower import Follower
 from rlhf.serving.policies import Failed, Refused
 
 PAGE = Path(__file__).with_name("page.html")
 EXAMPLE = '{"questions": ["Tom has 3 apples and buys 4 more. How many apples does he have?"]}'
+SEND = f"send {EXAMPLE} with Content-Type: application/json"
+FAULTS = 3
+"""Of a request, so many are told."""
 VOTING_TEMPERATURE = 0.7
 """Of several samples, where a request names no temperature."""
 BYTES_A_CHARACTER = 12
@@ -94,6 +99,7 @@ def create_app(follower: Follower, queue: Queue, limits: Limits) -> FastAPI:
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=largest)
     app.add_exception_handler(Error, _tell)
     app.add_exception_handler(RequestValidationError, _say_what_to_send)
+    app.add_exception_handler(HTTPException, _tell_of_http)
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -135,7 +141,9 @@ def check(asked: Asked, limits: Limits) -> None:
     if longest > limits.question_characters:
         raise Error(413, f"a question of {longest} characters: send at most {limits.question_characters}")
     if not all(question.strip() for question in asked.questions):
-        raise Error(400, f"a question is empty: send {EXAMPLE}")
+        raise Error(400, f"a question is empty: {SEND}")
+    if not all(map(is_text, asked.questions)):
+        raise Error(400, f"a question has half a surrogate pair, which is no text: {SEND}")
     if asked.samples > limits.samples:
         raise Error(400, f"samples: ask for at most {limits.samples}")
     if asked.max_new_tokens and asked.max_new_tokens > limits.new_tokens:
@@ -168,12 +176,20 @@ async def _tell(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
+async def _tell_of_http(request: Request, error: Exception) -> JSONResponse:
+    """What starlette and FastAPI refuse by themselves: another path or method, a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    unreadable = f"the body cannot be read as JSON in UTF-8: {SEND}"
+    message = unreadable if error.status_code == 400 else f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse({"error": message}, error.status_code, error.headers)
+
+
 async def _say_what_to_send(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors())
-    return JSONResponse({"error": f"{faults}: send {EXAMPLE}"}, 400)
+    faults = "; ".join(_fault(fault["loc"], fault["msg"]) for fault in error.errors()[:FAULTS])
+    return JSONResponse({"error": f"{faults}: {SEND}"}, 400)
 
 
 def _fault(location: Sequence[int | str], message: str) -> str:
     """Where a request is wrong, and how; the first part of a location is always `body`."""
-    return f"{'.'.join(map(str, location[1:])) or 'the body'}: {message}"
+    return f"{'.'.join(map(str, location[1:]))[:100] or 'the body'}: {message}"

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlhf.errors import UserError
+from rlhf.errors import UserError, first_line
+from rlhf.redaction import redact
 from rlhf.serving.policies import Failed, Policy, Version
 
 RETRY_SECONDS = 60.0
@@ -68,8 +69,8 @@ class Follower:
         """Looks once where the alias points; a version that newly holds it is loaded and takes over."""
         try:
             wanted = await self._source.wanted()
-        except UserError as error:
-            self._complain(str(error))
+        except Exception as error:  # of any kind: the service outlives whatever a disk, a process or a library has
+            self._complain(_in_words(error))
             return
         if self.current and self.current.version == wanted:
             self.fault = None
@@ -79,9 +80,9 @@ class Follower:
     async def _load(self, wanted: Version) -> None:
         try:
             policy = await self._source.load(wanted)
-        except (UserError, Failed) as error:
+        except Exception as error:  # as above
             self._broken, self._retry_at = wanted, time.monotonic() + RETRY_SECONDS
-            self._complain(f"{wanted} does not load: {error}")
+            self._complain(f"{wanted} does not load: {_in_words(error)}")
             return
         old, self._current = self._current, Serving(wanted, policy)
         self._broken, self.fault = None, None
@@ -99,3 +100,9 @@ class Follower:
         """Ends the version that serves."""
         if self._current:
             await self._current.policy.close()
+
+
+def _in_words(error: Exception) -> str:
+    """One line about an error; that of one which nobody expected says of which kind it is."""
+    is_known = isinstance(error, (UserError, Failed))
+    return str(error) if is_known else f"{type(error).__name__}: {redact(first_line(error))}"

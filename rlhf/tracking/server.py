@@ -31,9 +31,10 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 
 
 def quiet_mlflow() -> ModuleType:
-    """The mlflow package without its chatter, telemetry and patience, and with the log-in of our own servers."""
+    """The mlflow package without its chatter, telemetry and patience, with the log-in of our own servers."""
     for name, value in (PATIENCE | SILENCE | access.for_clients()).items():
         os.environ.setdefault(name, value)
+    access.past_proxies()
     import mlflow
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
@@ -44,17 +45,28 @@ def quiet_mlflow() -> ModuleType:
 def client(uri: str) -> MlflowClient:
     """MLflow's client for the server or database at `uri`.
 
-    Raises sqlite3.Error or OSError where a sqlite database cannot be opened, which MLflow would try for 100 seconds.
+    Raises sqlite3.Error, OSError or SQLAlchemyError where a database cannot be opened, which MLflow would try for
+    minutes.
     """
     mlflow = quiet_mlflow()
     database = anchors.sqlite_file(uri.partition("?")[0])
     if database is None:
+        if uri.startswith("postgresql+psycopg2:"):
+            _knock(uri)
         return mlflow.MlflowClient(uri)
     database.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA schema_version")  # reads the file
     with locks.in_turn(database.parent / ".cache" / "tracking.lock"):  # two that make its tables at once break it
         return mlflow.MlflowClient(uri)
+
+
+def _knock(uri: str) -> None:
+    """Connects to PostgreSQL once; raises SQLAlchemyError."""
+    from sqlalchemy import NullPool, create_engine
+
+    patience = {"connect_timeout": int(PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"])}
+    create_engine(uri, poolclass=NullPool, connect_args=patience).connect().close()
 
 
 def experiment_id(client: MlflowClient) -> str:

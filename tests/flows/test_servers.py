@@ -6,11 +6,14 @@ import errno
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import httpx
 import pytest
+import requests
 
 from flows import servers, ui
 from rlhf import anchors
@@ -49,6 +52,24 @@ def test_any_answer_of_a_configured_server_will_do(tmp_path: Path) -> None:
         servers.require_answer("nonsense")
 
 
+def test_a_proxy_for_the_way_outside_is_not_asked_for_servers_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{servers.HOST}:{servers.free_port()}")  # nobody answers there
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    port = servers.free_port()
+    address = f"http://{servers.HOST}:{port}/"
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", servers.HOST, "--directory", str(tmp_path)]
+    with servers.server("files", command, address) as own:
+        servers.set_prefect_environment()
+        own.wait()
+        servers.require_answer(address)
+        assert httpx.get(address).status_code == 200  # Prefect's client
+        assert requests.get(address, timeout=9).status_code == 200  # MLflow's
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "inside.example,127.0.0.1,localhost"
+
+
 def test_a_server_that_ends_says_why() -> None:
     command = [sys.executable, "-c", "import sys; print('loading'); sys.exit('the database is locked')"]
     address = f"http://{servers.HOST}:{servers.free_port()}/"
@@ -66,6 +87,12 @@ def test_the_port_of_a_server_is_a_number_or_a_line_that_says_so(monkeypatch: py
         monkeypatch.setenv("PREFECT_SERVER_API_PORT", wrong)
         with pytest.raises(UserError, match=f"^PREFECT_SERVER_API_PORT={wrong}: no port: "):
             servers.port("PREFECT_SERVER_API_PORT", 4200)
+
+
+def test_prefects_page_is_not_moved_to_mlflows_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", "5000")
+    with ExitStack() as running, pytest.raises(UserError, match="^PREFECT_SERVER_API_PORT=5000: MLflow's page"):
+        ui.start_prefect(running)
 
 
 def test_a_configured_prefect_server_is_not_started_but_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:

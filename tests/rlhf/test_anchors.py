@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import anchors
+from rlhf.errors import UserError
 
 
 def git(directory: Path, *arguments: str) -> None:
@@ -80,6 +81,14 @@ def test_tracking_uri_from_the_environment(monkeypatch, tmp_path, given, expecte
     assert anchors.environment()["MLFLOW_TRACKING_URI"] == anchors.tracking_uri()
 
 
+def test_what_is_no_tracking_uri_is_told_without_its_password(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://user:a[b@host/db")
+    with pytest.raises(
+        UserError, match=r"^MLFLOW_TRACKING_URI=postgresql://user:\*\*\*@host/db: Invalid IPv6 URL: write"
+    ):
+        anchors.tracking_uri()
+
+
 def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.delenv("RLHF_STATE_DIR", raising=False)
     assert anchors.state_dir().is_relative_to(anchors.main_checkout())
@@ -87,6 +96,15 @@ def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("RLHF_STATE_DIR", "mine")
     assert anchors.state_dir() == tmp_path / "mine"
     assert anchors.environment()["RLHF_STATE_DIR"] == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("place", ["state", "journal", "mirror"])
+def test_a_file_where_a_directory_should_be_is_told(monkeypatch, tmp_path, place):
+    variable, file = f"RLHF_{place.upper()}_DIR", tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(UserError, match=f"^{file}: a file, and {variable} wants a directory"):
+        getattr(anchors, f"{place}_dir")()
 
 
 def test_children_are_not_tracked_by_vendors():

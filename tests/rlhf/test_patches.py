@@ -60,6 +60,17 @@ def test_changes_applied_to_the_commit_give_the_same_files(repository, tmp_path)
     assert tree(clone) == tree(repository)
 
 
+def test_a_patch_has_the_context_that_git_apply_wants_whatever_the_users_settings(repository):
+    (repository / "rlhf/a.py").write_text("1\n2\n3\n")
+    git(repository, "commit", "-qam", "lines")
+    git(repository, "config", "diff.context", "0")
+    (repository / "rlhf/a.py").write_text("1\ntwo\n3\n")
+    diff = changes(repository)
+    git(repository, "checkout", "-q", "--", ".")
+    git(repository, "apply", "-", given=diff)
+    assert (repository / "rlhf/a.py").read_text() == "1\ntwo\n3\n"
+
+
 def test_a_directory_without_git_or_commit_has_no_changes(tmp_path):
     assert changes(tmp_path) == b""
     git(tmp_path, "init", "-q")

@@ -380,3 +380,9 @@ def test_artifacts_that_the_server_keeps_are_named(home, filled, monkeypatch, tm
     (home / "mlartifacts/1/weights").unlink()
     assert run("save", str(tmp_path / "without.tar")) == 0
     assert "not in it: what MLflow's server keeps: name its directory, --artifacts DIR" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["save"], ["restore"]])
+def test_a_file_that_is_not_named_is_a_usage_error(words, capsys):
+    assert backup.main([*words, "--", ""]) == 2  # as make has it without to= or from=
+    assert capsys.readouterr().err == "backup: no file is named: make backup to=FILE, make restore from=FILE\n"

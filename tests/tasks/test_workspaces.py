@@ -77,6 +77,15 @@ def test_uncommitted_changes_are_refused_or_come_along(checkout: Path) -> None:
     assert git(checkout, "diff", "--cached") == ""  # the user's index is as it was
 
 
+def test_no_hook_of_the_checkout_runs_in_a_workspace(checkout: Path) -> None:
+    hook = checkout / ".git/hooks/post-checkout"  # as `dvc install` makes one
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nexit 3\n")
+    hook.chmod(0o755)
+    with workspace("run") as made:
+        assert (made.path / "code.py").read_text() == "new\n"
+
+
 def test_a_failed_runs_workspace_stays_until_the_run_is_tried_again(checkout: Path) -> None:
     left = checkout / ".workspaces" / "run" / "left"
     with pytest.raises(ZeroDivisionError), workspace("run"):

@@ -60,5 +60,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     assert policy.answer(questions[:1], Settings(8, samples=2, temperature=1.0, seed=4)) != together[:1]
     with pytest.raises(UserError, match="the question is empty"):
         policy.answer(["Two and two?", "\n"], settings)
+    with pytest.raises(UserError, match="the question is no text"):
+        policy.answer(["Two and \udcff?"], settings)  # as Python reads a byte that is no UTF-8 from a command line
     with pytest.raises(UserError, match="exceed the model's context"):
         policy.answer(questions, Settings(100_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
 import pytest
@@ -60,3 +61,18 @@ def test_a_missing_word_is_a_usage_error(name, capsys, words):
         main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        ("mysql://x/y", "No module named 'MySQLdb'"),
+        ("postgresql://u:hidden@127.0.0.1:1/db", ".*refused.*"),  # at once: MLflow would try for minutes
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_told_in_one_line(name, uri, fault, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(["list"]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"registry: MLflow at \w.*: {fault}: start it, or set MLFLOW_TRACKING_URI\n", error), error
+    assert "hidden" not in error

@@ -192,6 +192,30 @@ async def test_a_registry_out_of_reach_changes_nothing_but_the_health() -> None:
 
 
 @scenario
+async def test_errors_that_nobody_expected_do_not_end_the_following(monkeypatch) -> None:
+    async def full(self: FakeSource, version: Version) -> FakePolicy:
+        raise OSError(28, "No space left on device", "/tmp")
+
+    async def broken(self: FakeSource) -> Version:
+        raise KeyError("MLFLOW_SOMETHING")
+
+    async with service() as s:
+        s.source.number = "2"
+        for name, fake, fault in (
+            ("load", full, "m version 2 (champion) does not load: OSError: [Errno 28] No space left on device: '/tmp'"),
+            ("wanted", broken, "KeyError: 'MLFLOW_SOMETHING'"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(FakeSource, name, fake)
+                await s.follower.step()
+            assert (await s.client.get("/health/ready")).json()["fault"] == fault
+            assert (await s.ask("a")).json()["version"]["number"] == "1"
+        s.follower._retry_at = time.monotonic()
+        await s.follower.step()
+        assert (await s.ask("a")).json()["version"]["number"] == "2"
+
+
+@scenario
 async def test_health_before_and_after_the_first_version(monkeypatch) -> None:
     async def never(self: FakeSource, version: Version) -> FakePolicy:
         raise Failed("not yet")
@@ -230,6 +254,9 @@ async def test_a_version_that_dies_is_loaded_again() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
+        (b'{"questions": ["\xff"]}', 400, "the body cannot be read as JSON in UTF-8"),
+        (f'{{"questions": ["a"], "seed": {"9" * 5000}}}', 400, "the body cannot be read as JSON in UTF-8"),
+        ('{"questions": ["\\ud83d"]}', 400, "a question has half a surrogate pair"),
         ("{", 400, "JSON decode error"),
         ("[]", 400, "the body: "),
         ("{}", 400, "questions: Field required"),
@@ -250,12 +277,31 @@ async def test_a_version_that_dies_is_loaded_again() -> None:
     ],
 )
 @scenario
-async def test_requests_that_are_refused_say_what_to_send(body: str, status: int, message: str) -> None:
+async def test_requests_that_are_refused_say_what_to_send(body: str | bytes, status: int, message: str) -> None:
     async with service() as s:
         reply = await s.client.post("/answers", content=body, headers={"Content-Type": "application/json"})
         assert (reply.status_code, message in reply.text) == (status, True), reply.text
-        if status == 400 and "questions" in message:
+        if status == 400 and ("question" in message or "the body" in message):
             assert 'send {"questions": ["Tom' in reply.json()["error"]
+
+
+@scenario
+async def test_a_request_without_its_content_type_is_told_to_name_it() -> None:
+    async with service() as s:
+        reply = await s.client.post("/answers", content='{"questions": ["a"]}')  # as curl -d without -H
+        assert (reply.status_code, reply.json()["error"].endswith("with Content-Type: application/json")) == (400, True)
+
+
+@scenario
+async def test_every_refusal_is_an_error_in_a_few_words() -> None:
+    async with service() as s:
+        reply = await s.client.get("/answers")
+        assert (reply.status_code, reply.json()) == (405, {"error": "GET /answers: Method Not Allowed"})
+        assert reply.headers["Allow"] == "POST"
+        reply = await s.client.get("/nowhere")
+        assert (reply.status_code, reply.json()) == (404, {"error": "GET /nowhere: Not Found"})
+        reply = await s.client.post("/answers", json={"questions": list(range(50))})
+        assert reply.json()["error"].count("Input should be a valid string") == 3
 
 
 @scenario

@@ -79,8 +79,17 @@ def test_a_port_that_is_taken_is_told_in_one_line(capsys) -> None:
     )
 
 
-@pytest.mark.parametrize("option", ["--queue=0", "--batch=x", "--timeout=0", "--poll=nan", "--port=x"])
-def test_options_that_make_no_sense_are_usage_errors(option: str, capsys) -> None:
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("--queue=0", "'0': write a whole number from 1 on"),
+        ("--batch=x", "'x': write a whole number from 1 on"),
+        ("--timeout=0", "'0': write a number above 0"),
+        ("--poll=nan", "'nan': write a number above 0"),
+        ("--port=x", "invalid int value: 'x'"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(option: str, fault: str, capsys) -> None:
     with pytest.raises(SystemExit, match="^2$"):
         main([option])
-    assert f"argument {option.partition('=')[0]}: invalid" in capsys.readouterr().err
+    assert f"argument {option.partition('=')[0]}: {fault}" in capsys.readouterr().err
