@@ -76,6 +76,11 @@ def mirror_dir() -> Path:
     return Path(os.environ.get("RLHF_MIRROR_DIR") or main_checkout() / ".mirror").absolute()
 
 
+def downloads_dir() -> Path:
+    """Where fetched checkpoints lie for every workspace: RLHF_DOWNLOADS_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_DOWNLOADS_DIR") or main_checkout() / ".cache" / "downloads").absolute()
+
+
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
     return {
@@ -83,6 +88,7 @@ def environment() -> dict[str, str]:
         "RLHF_STATE_DIR": str(state_dir()),
         "RLHF_JOURNAL_DIR": str(journal_dir()),
         "RLHF_MIRROR_DIR": str(mirror_dir()),
+        "RLHF_DOWNLOADS_DIR": str(downloads_dir()),
         "DO_NOT_TRACK": "true",
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf.models.sources import fetch
-from rlhf.registry.lookup import fetch_source
+from rlhf.registry.lookup import fetch_run, fetch_source
 from rlhf.stage import Stage, run_stage
 
 
@@ -11,7 +11,14 @@ def main(stage: Stage) -> None:
     params = stage.params
     print(f"fetching {params.sft.source}", flush=True)
     directory = stage.output("models/fetched")
-    manifest = fetch(params.sft.source, directory, tiny=params.sft.tiny, seed=params.seed, registry=fetch_source)
+    manifest = fetch(
+        params.sft.source,
+        directory,
+        tiny=params.sft.tiny,
+        seed=params.seed,
+        registry=fetch_source,
+        runs=fetch_run,
+    )
     parameters, license_name = manifest.extra["parameters"], manifest.license or "not stated"
     stage.log.log_params({"fetched": {"revision": manifest.revision or "", "license": license_name}})
     stage.log.log_metrics({"parameters": parameters})
