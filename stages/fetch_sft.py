@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.models.preflight import Wanted
 from rlhf.models.sources import fetch
 from rlhf.registry.lookup import fetch_run, fetch_source
 from rlhf.stage import Stage, run_stage
@@ -18,6 +19,15 @@ def main(stage: Stage) -> None:
         seed=params.seed,
         registry=fetch_source,
         runs=fetch_run,
+        chat_template=params.sft.chat_template,
+        eos_token=params.sft.eos_token,
+        wanted=Wanted(
+            params.prompt,
+            {
+                "ppo.sampling.max_new_tokens": params.ppo.sampling.max_new_tokens,
+                "preferences.max_new_tokens": params.preferences.max_new_tokens,
+            },
+        ),
     )
     parameters, license_name = manifest.extra["parameters"], manifest.license or "not stated"
     stage.log.log_params({"fetched": {"revision": manifest.revision or "", "license": license_name}})

@@ -87,11 +87,16 @@ def write_model(
         ) from None
     if model.can_generate():
         _greedy_generation(tokenizer).save_pretrained(directory)
+    write_tokenizer(directory, tokenizer)
+    for path in directory.glob("*.safetensors"):  # safetensors lets nobody but the owner read them
+        path.chmod((directory / "config.json").stat().st_mode)
+
+
+def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's files to `directory`."""
     for key in ("is_local", "local_files_only"):  # how it was loaded is no property of the tokenizer
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.save_pretrained(directory)
-    for path in directory.glob("*.safetensors"):  # safetensors lets nobody but the owner read them
-        path.chmod((directory / "config.json").stat().st_mode)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:

@@ -17,15 +17,16 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlhf import hub
-from rlhf.errors import UserError
+from rlhf.errors import Problems, UserError
 from rlhf.hashes import sha256_file
-from rlhf.models import checkpoints, gguf, layout, remote
+from rlhf.models import checkpoints, gguf, layout, preflight, remote, templates
 from rlhf.models.checkpoints import Manifest
 from rlhf.models.layout import Origin
+from rlhf.models.preflight import Wanted
 from rlhf.params import REGISTERED, RUN, Tiny
 
 PROJECT_LICENSE = "Apache-2.0"
@@ -66,13 +67,17 @@ def fetch(
     seed: int,
     registry: Fetch = _no_mlflow,
     runs: Fetch = _no_mlflow,
+    chat_template: str | None = None,
+    eos_token: str | None = None,
+    wanted: Wanted | None = None,
 ) -> Manifest:
     """Makes the new `directory` from `source` and returns its manifest.
 
     `tiny` and `seed` are for `tiny:` alone, `registry` is for `models:/`, `runs` for `runs:/`.
+    `chat_template` and `eos_token` replace the checkpoint's own. Prints what is worth knowing of it.
 
-    Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained:
-    no safetensors, no chat template, no end-of-sequence token, weights that do not fit, tokens beyond the vocabulary.
+    Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained
+    as it is (`preflight.check`).
     """
     scheme = next((prefix for prefix in _SCHEMES if source.startswith(prefix)), None)
     if scheme is None and "://" in source:
@@ -80,10 +85,17 @@ def fetch(
     directory.mkdir()
     try:
         origin = (_SCHEMES[scheme] if scheme else _local)(Request(source, directory, tiny, seed, registry, runs))
-        parameters, stop_token = _check_trainable(directory)
+        given = templates.give(directory, chat_template, eos_token)
+        passed = preflight.check(directory, wanted)
+    except Problems as error:
+        raise Problems(error.problems, f"sft.source={source}: ") from None
     except UserError as error:
         raise UserError(f"sft.source={source}: {error}") from None
-    manifest = Manifest(kind="fetched", **asdict(origin), stop_token=stop_token, extra={"parameters": parameters})
+    for note in passed.notes:
+        print(f"note: {note}", flush=True)
+    origin = replace(origin, params=origin.params | given)
+    extra = {"parameters": passed.parameters}
+    manifest = Manifest(kind="fetched", **asdict(origin), stop_token=passed.stop_token, extra=extra)
     return checkpoints.write_manifest(directory, manifest)
 
 
@@ -208,22 +220,3 @@ def _snapshot(repo: str, revision: str) -> Path:
             f"the hub is out of reach ({reason}) and its cache holds no complete copy: check the network and "
             "HF_ENDPOINT, or take a local directory"
         ) from None
-
-
-def _check_trainable(directory: Path) -> tuple[int, str]:
-    """Loads the checkpoint once, as the stages after this one will; returns its parameter count and stop token.
-
-    Raises UserError for what those stages could not use.
-    """
-    tokenizer = checkpoints.read_tokenizer(directory)
-    if tokenizer.eos_token is None:
-        raise UserError("its tokenizer has no end-of-sequence token: take a chat model")
-    if not tokenizer.chat_template:
-        raise UserError("its tokenizer has no chat template: take a chat model")
-    model = checkpoints.read_model(directory, "AutoModelForCausalLM")
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError("its weights are quantised: take the checkpoint that has them in full")
-    rows = model.config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
-        raise UserError(f"its tokenizer has {len(tokenizer)} tokens and the model {rows}: they do not belong together")
-    return model.num_parameters(), tokenizer.eos_token
