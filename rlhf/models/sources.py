@@ -67,8 +67,8 @@ def fetch(
     seed: int,
     registry: Fetch = _no_mlflow,
     runs: Fetch = _no_mlflow,
-    chat_template: str | None = None,
-    eos_token: str | None = None,
+    chat_template: str = "",
+    eos_token: str = "",
     wanted: Wanted | None = None,
 ) -> Manifest:
     """Makes the new `directory` from `source` and returns its manifest.

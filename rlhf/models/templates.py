@@ -19,8 +19,8 @@ PLAIN = (
 NAMED = {"plain": PLAIN}
 
 
-def give(directory: Path, chat_template: str | None, eos_token: str | None) -> dict[str, str]:
-    """Writes template and end-of-sequence token to the checkpoint in `directory`; what is None stays as it is.
+def give(directory: Path, chat_template: str, eos_token: str) -> dict[str, str]:
+    """Writes template and end-of-sequence token to the checkpoint in `directory`; what is empty stays as it is.
 
     `chat_template` is a name of `NAMED`, or Jinja. All checkpoints made from this one carry both. Returns what was
     given, by its param. Raises UserError for a token that the vocabulary lacks and a template that is none.

@@ -187,10 +187,10 @@ class Sft(Section):
     """`tiny:`, a path, or a URI: `hf://org/name@revision`, `models:/NAME@ALIAS`, all in docs/checkpoints.md."""
     reads: Name
     """The same path where source is on this disk; `conf/nothing` otherwise."""
-    chat_template: Name | None
-    """For a base model: `plain` (Question, Answer), or a chat template in Jinja; null keeps the checkpoint's own."""
-    eos_token: Name | None
-    """For a base model: the token of its vocabulary that ends an answer; null keeps the checkpoint's own."""
+    chat_template: str
+    """For a base model: `plain` (Question, Answer), or a chat template in Jinja; empty keeps the checkpoint's own."""
+    eos_token: str
+    """For a base model: the token of its vocabulary that ends an answer; empty keeps the checkpoint's own."""
     tiny: Tiny
     finetune: Finetune
 

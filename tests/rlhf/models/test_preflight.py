@@ -175,7 +175,7 @@ def test_a_base_model_gets_a_template_that_its_checkpoints_carry(base: Path, sha
 
 def test_a_template_in_jinja_replaces_the_checkpoints_own(plain: Path) -> None:
     own = "<|user|>{{ messages[-1]['content'] }}!<|assistant|>"
-    assert templates.give(plain, own, None) == {"chat_template": own}
+    assert templates.give(plain, own, "") == {"chat_template": own}
     tokenizer = checkpoints.read_tokenizer(plain)
     assert tokenizer.decode(render_prompt(tokenizer, "1+1?", PROMPT)) == "<|user|>1+1?!<|assistant|>"
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|pad|>")
@@ -183,17 +183,17 @@ def test_a_template_in_jinja_replaces_the_checkpoints_own(plain: Path) -> None:
 
 def test_nothing_given_changes_nothing(plain: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in plain.iterdir()}
-    assert templates.give(plain, None, None) == {}
+    assert templates.give(plain, "", "") == {}
     assert {path.name: path.stat().st_mtime_ns for path in plain.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ((None, "<|im_end|>"), r"sft.eos_token=<\|im_end\|>: no token of its vocabulary"),
-        (("chatml", None), "sft.chat_template=chatml: no template: write plain, or Jinja"),
+        (("", "<|im_end|>"), r"sft.eos_token=<\|im_end\|>: no token of its vocabulary"),
+        (("chatml", ""), "sft.chat_template=chatml: no template: write plain, or Jinja"),
     ],
 )
-def test_what_cannot_be_given_is_refused(base: Path, given: tuple[str | None, str | None], fault: str) -> None:
+def test_what_cannot_be_given_is_refused(base: Path, given: tuple[str, str], fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         templates.give(base, *given)
