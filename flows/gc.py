@@ -107,7 +107,9 @@ def _keep_within(budget_gb: float) -> None:
     """
     taken = sum(disk.used().values())
     if taken > budget_gb * disk.GB:
-        for found in sorted([*leftovers(), *states()], key=lambda found: (not found.is_waste, found.since)):
+        for found in sorted(
+            [*leftovers(), *states(), *downloads()], key=lambda found: (not found.is_waste, found.since)
+        ):
             if taken <= budget_gb * disk.GB:
                 break
             freed = disk.size(found.path)
@@ -130,6 +132,18 @@ def states() -> Iterator[Leftover]:
         except UserError:
             continue
         yield Leftover(f"training state {place}", place, max(written, default=0), False, partial(_remove_state, place))
+
+
+def downloads() -> Iterator[Leftover]:
+    """Fetched checkpoints, whole or not, that nobody fetches now: whoever needs one fetches it again."""
+    for path in anchors.downloads_dir().glob("*"):
+        if path.suffix != ".lock":
+            yield Leftover(f"download {path}", path, path.stat().st_mtime, False, partial(_remove_download, path))
+
+
+def _remove_download(path: Path) -> None:
+    with locks.exclusive(path.with_name(f"{path.name.removesuffix('.part')}.lock"), f"fetches {path}: wait for it"):
+        path.unlink(missing_ok=True)
 
 
 def _remove_state(place: Path) -> None:

@@ -97,6 +97,11 @@ def _directory(variable: str, name: str) -> Path:
     return place
 
 
+def downloads_dir() -> Path:
+    """Where fetched checkpoints lie for every workspace: RLHF_DOWNLOADS_DIR, or in the main checkout."""
+    return Path(os.environ.get("RLHF_DOWNLOADS_DIR") or main_checkout() / ".cache" / "downloads").absolute()
+
+
 def environment() -> dict[str, str]:
     """What a child process in any workspace needs to use the same places."""
     return {
@@ -104,6 +109,7 @@ def environment() -> dict[str, str]:
         "RLHF_STATE_DIR": str(state_dir()),
         "RLHF_JOURNAL_DIR": str(journal_dir()),
         "RLHF_MIRROR_DIR": str(mirror_dir()),
+        "RLHF_DOWNLOADS_DIR": str(downloads_dir()),
         "DO_NOT_TRACK": "true",
     }
 

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlhf.redaction import redact
@@ -26,6 +26,15 @@ class UserError(Exception):
         super().__init__(redact(message))
 
 
+class Problems(UserError):
+    """Several things that are wrong at once: a line each, and a last one that counts them."""
+
+    def __init__(self, problems: Sequence[str], prefix: str = "") -> None:
+        counted = [f"{len(problems)} problems, each on a line above"] if len(problems) > 1 else []
+        self.problems = list(problems)
+        super().__init__("\n".join(f"{prefix}{' '.join(line.splitlines())}" for line in [*problems, *counted]))
+
+
 class UsageError(UserError):
     """The command line or the parameters are wrong: nothing was started."""
 
@@ -38,20 +47,23 @@ def run_command(
     interrupted: str = "interrupted",
     speaks: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Runs a command line and returns its exit code; where it raises, standard error gets one line after `name`.
+    """Runs a command line and returns its exit code; where it raises, standard error gets one line after `name`
+    (one a problem, where there are several).
 
     `interrupted` is the line for Ctrl-C. Where `speaks` says no, another process tells of the same error. The traceback
     of an error that nobody expected goes to runs/NAME-error.log.
     """
     try:
         return command() or 0
+    except Problems as error:
+        lines, code = str(error).splitlines(), error.exit_code
     except UserError as error:
-        line, code = str(error), error.exit_code
+        lines, code = [str(error)], error.exit_code
     except KeyboardInterrupt:
-        line, code = interrupted, 1
+        lines, code = [interrupted], 1
     except Exception as error:
-        line, code = _disk_fault(error) or _unexpected(name, error), 1
-    if speaks():
+        lines, code = [_disk_fault(error) or _unexpected(name, error)], 1
+    for line in lines if speaks() else ():
         print(f"{name}: {redact(' '.join(line.splitlines()))}", file=sys.stderr, flush=True)
     return code
 

@@ -44,6 +44,13 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return next(named, platform.processor() or platform.machine())
 
 
+def memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of memory that this machine has, or that the container on it may take."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(told)) if told.isdigit() else total
+
+
 def _seen_by_torch() -> dict[str, str]:
     torch = sys.modules.get("torch")  # loading it takes seconds, which a stage without tensors is not to pay
     if torch is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.models.preflight import Wanted
 from rlhf.models.sources import fetch
-from rlhf.registry.lookup import fetch_source
+from rlhf.registry.lookup import fetch_run, fetch_source
 from rlhf.stage import Stage, run_stage
 
 
@@ -11,7 +12,23 @@ def main(stage: Stage) -> None:
     params = stage.params
     print(f"fetching {params.sft.source}", flush=True)
     directory = stage.output("models/fetched")
-    manifest = fetch(params.sft.source, directory, tiny=params.sft.tiny, seed=params.seed, registry=fetch_source)
+    manifest = fetch(
+        params.sft.source,
+        directory,
+        tiny=params.sft.tiny,
+        seed=params.seed,
+        registry=fetch_source,
+        runs=fetch_run,
+        chat_template=params.sft.chat_template,
+        eos_token=params.sft.eos_token,
+        wanted=Wanted(
+            params.prompt,
+            {
+                "ppo.sampling.max_new_tokens": params.ppo.sampling.max_new_tokens,
+                "preferences.max_new_tokens": params.preferences.max_new_tokens,
+            },
+        ),
+    )
     parameters, license_name = manifest.extra["parameters"], manifest.license or "not stated"
     stage.log.log_params({"fetched": {"revision": manifest.revision or "", "license": license_name}})
     stage.log.log_metrics({"parameters": parameters})

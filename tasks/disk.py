@@ -21,6 +21,7 @@ def places() -> dict[str, Path]:
         "workspaces": workspaces.directory(),
         "DVC's cache": workspaces.cache_dir(),
         "training states": anchors.state_dir(),
+        "downloads": anchors.downloads_dir(),
         "journals": anchors.journal_dir(),
         "runs/": main / "runs",
     }
@@ -58,7 +59,9 @@ def in_words(taken: dict[str, int]) -> str:
 
 
 def _files(place: Path) -> Iterator[os.stat_result]:
-    """The status of each file below `place`; those that go meanwhile are passed over."""
+    """The status of each file below `place`, or of `place` itself; those that go meanwhile are passed over."""
+    if place.is_file():
+        yield place.lstat()
     for directory, _, names in os.walk(place):
         for name in names:
             try:

@@ -44,6 +44,7 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> None:
         "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
         "RLHF_JOURNAL_DIR": str(place / "journal"),
         "RLHF_MIRROR_DIR": str(place / "mirror"),
+        "RLHF_DOWNLOADS_DIR": str(place / "downloads"),
         "PREFECT_HOME": str(place / "prefect"),
         "HF_HOME": str(place / "huggingface"),
         "DVC_SITE_CACHE_DIR": str(place / "dvc"),

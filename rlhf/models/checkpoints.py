@@ -87,11 +87,16 @@ def write_model(
         ) from None
     if model.can_generate():
         _greedy_generation(tokenizer).save_pretrained(directory)
+    write_tokenizer(directory, tokenizer)
+    for path in directory.glob("*.safetensors"):  # safetensors lets nobody but the owner read them
+        path.chmod((directory / "config.json").stat().st_mode)
+
+
+def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's files to `directory`."""
     for key in ("is_local", "local_files_only"):  # how it was loaded is no property of the tokenizer
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.save_pretrained(directory)
-    for path in directory.glob("*.safetensors"):  # safetensors lets nobody but the owner read them
-        path.chmod((directory / "config.json").stat().st_mode)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
@@ -130,21 +135,35 @@ def checkpoint_hash(directory: Path) -> str:
 def verify_files(directory: Path) -> None:
     """Compares every file with the manifest; raises UserError that names the first missing, changed or extra one."""
     manifest = read_manifest(directory)
-    refuse_pickles(directory)
+    refuse_pickles(directory.iterdir())
     extra = sorted(set(_file_names(directory)) - set(manifest.files))
     if extra:
         raise UserError(f"{directory / extra[0]} is not in {MANIFEST}: move it elsewhere")
     _verify(directory, manifest, manifest.files)
 
 
-def refuse_pickles(directory: Path) -> None:
-    """Raises UserError where a directory holds pickled weights, which run code when they are loaded."""
-    for path in sorted(directory.iterdir()):
+def refuse_pickles(paths: Iterable[Path | str]) -> None:
+    """Raises UserError where one of these names is that of pickled weights, which run code when they are loaded."""
+    for path in sorted(map(Path, paths)):
         if path.suffix in PICKLES:
-            raise UserError(
-                f"{path}: pickled weights are never loaded: where you trust the file, load it with transformers, "
-                "write it with model.save_pretrained(...) as safetensors, and remove it"
-            )
+            raise _pickled(path)
+
+
+def refuse_disguised_pickle(path: Path) -> None:
+    """Raises UserError where a file with the weights' name holds what pickle or torch.save wrote."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    is_safetensors = head[8:9] == b"{"  # after the header's length, which may begin with any byte
+    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    if not is_safetensors and (is_pickle or head.startswith(b"PK\3\4")):
+        raise _pickled(path)
+
+
+def _pickled(path: Path) -> UserError:
+    return UserError(
+        f"{path}: pickled weights are never loaded: where you trust the file, load it with transformers, "
+        "write it with model.save_pretrained(...) as safetensors, and remove it"
+    )
 
 
 def load_policy(directory: Path) -> PreTrainedModel:

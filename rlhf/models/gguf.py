@@ -82,6 +82,14 @@ def dequantise(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return _plain(quantised), tokenizer
 
 
+def license_of(path: Path) -> str | None:
+    """The license that a GGUF file names in its metadata, if it does."""
+    import gguf
+
+    field = gguf.GGUFReader(path).get_field("general.license")
+    return str(field.contents()).strip() or None if field else None
+
+
 def _plain(quantised: PreTrainedModel) -> PreTrainedModel:
     """A copy without the mark of quantisation: transformers refuses to save a model that bears it."""
     from transformers import AutoModelForCausalLM

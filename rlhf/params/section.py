@@ -10,6 +10,8 @@ NOTHING = "conf/nothing"
 """An empty dependency that never changes, for a `reads` key whose source is elsewhere."""
 REGISTERED = "models:/"
 """How the URI of a registered model begins."""
+RUN = "runs:/"
+"""How the URI of a run's artifacts begins."""
 REWARD_MODEL_PATH = "models/reward"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
-from rlhf.registry.server import download, files, has_model, server
+from rlhf.registry.server import download, files, has_model, patience, server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,6 +74,22 @@ def fetch_source(name: str, wanted: str, place: Path) -> Path:
     """`fetch_checkpoint` of the version with that number or alias, for a run that starts from it."""
     with server(os.environ.get(SOURCE_VARIABLE, "")) as registry:
         return fetch_checkpoint(find(registry, name, wanted), place)
+
+
+def fetch_run(run: str, path: str, place: Path) -> Path:
+    """A copy of the run's artifact `path`, a file or a directory, below the empty directory `place`.
+
+    Raises UserError where there is no such run or artifact.
+    """
+    import mlflow
+
+    with server(os.environ.get(SOURCE_VARIABLE, "")) as registry:
+        artifacts = f"{registry.get_run(run).info.artifact_uri}/{path}"
+        parent = path.rpartition("/")[0]
+        if path not in {item.path for item in registry.list_artifacts(run, parent or None)}:
+            raise UserError(f"run {run} has no artifact {path}: look at its artifacts in MLflow")
+        with patience():
+            return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifacts, dst_path=str(place)))
 
 
 def pinned(source: str) -> str:

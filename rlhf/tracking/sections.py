@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 SECTIONS = {
     "prepare_data": ("data",),
-    "fetch_sft": ("seed", "sft.source", "sft.tiny"),
+    "fetch_sft": (
+        "ppo.sampling.max_new_tokens",
+        "preferences.max_new_tokens",
+        "prompt",
+        "seed",
+        "sft.chat_template",
+        "sft.eos_token",
+        "sft.source",
+        "sft.tiny",
+    ),
     "finetune_sft": ("prompt", "runtime", "seed", "sft.finetune"),
     "collect_preferences": ("generation", "ppo.sampling.stop", "preferences", "prompt", "runtime", "seed", "verifier"),
     "train_reward": (

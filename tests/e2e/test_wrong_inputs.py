@@ -141,7 +141,13 @@ def test_an_unreachable_hub(workspace: Path, environ: dict[str, str], override: 
 # --- checkpoints
 
 
-@pytest.mark.parametrize("lacking", ["chat template", "end-of-sequence token"])
+REMEDIES = {
+    "chat template": "write one in sft.chat_template",
+    "end-of-sequence token": "name a token in sft.eos_token",
+}
+
+
+@pytest.mark.parametrize("lacking", REMEDIES)
 def test_a_checkpoint_that_is_no_chat_model(
     workspace: Path, environ: dict[str, str], tmp_path: Path, lacking: str
 ) -> None:
@@ -151,7 +157,7 @@ def test_a_checkpoint_that_is_no_chat_model(
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     line = complaint(workspace, environ, "stages.fetch_sft")
-    assert line == f"sft.source={tmp_path}: its tokenizer has no {lacking}: take a chat model"
+    assert line == f"sft.source={tmp_path}: its tokenizer has no {lacking}: take a chat model, or {REMEDIES[lacking]}"
 
 
 # --- the machine

@@ -35,6 +35,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config.write(compose(["scale=smoke"]), place / "params.yaml")
     monkeypatch.setenv("RLHF_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("RLHF_JOURNAL_DIR", str(tmp_path / "journal"))
+    monkeypatch.setenv("RLHF_DOWNLOADS_DIR", str(tmp_path / "downloads"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     with pytest.raises(ZeroDivisionError), workspaces.workspace("failed"):
         raise ZeroDivisionError
@@ -90,6 +91,18 @@ def test_over_the_budget_the_oldest_state_goes_first_and_one_in_use_stays(
     assert [place.is_dir() for place in (used, new)] == [True, False]
     error = capsys.readouterr().err
     assert error.startswith("gc: limits.disk_gb=0.001: 0.0 GB are taken, and registered versions") and len(error) < 200
+
+
+def test_over_the_budget_downloads_go(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = anchors.downloads_dir()
+    place.mkdir()
+    for name in ("sha256-a", "sha256-b.part"):
+        (place / name).write_bytes(os.urandom(3_000_000))
+    assert gc.main(["limits.disk_gb=0.01"]) == 0
+    assert len(list(place.iterdir())) == 2
+    assert gc.main(["limits.disk_gb=0.001"]) == 0
+    assert {path.suffix for path in place.iterdir()} == {".lock"}
+    assert f"gc: removed download {place / 'sha256-a'}: 3.0 MB\n" in capsys.readouterr().out
 
 
 def test_a_journal_goes_when_its_server_has_all_of_it_and_never_before(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import UsageError, UserError, first_line, run_command
+from rlhf.errors import Problems, UsageError, UserError, first_line, run_command
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,15 @@ def test_an_error_is_one_line_and_an_exit_code(error, code, line, capsys):
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"x: {line}")
     assert not Path("runs").exists()
+
+
+def test_several_problems_are_a_line_each_and_a_count(capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hidden-token")
+    assert run_command("x", raising(Problems(["a is\nwrong", "b has hidden-token"], "key: "))) == 1
+    assert (
+        capsys.readouterr().err == "x: key: a is wrong\nx: key: b has ***\nx: key: 2 problems, each on a line above\n"
+    )
+    assert str(Problems(["a is wrong"])) == "a is wrong"
 
 
 def test_an_unexpected_error_leaves_its_traceback_in_a_file(capsys):

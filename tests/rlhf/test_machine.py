@@ -35,3 +35,12 @@ def test_the_processor_is_named_as_linux_names_it(tmp_path):
     (tmp_path / "cpuinfo").write_text(CPUINFO)
     assert machine.processor(tmp_path / "cpuinfo") == "Fast Processor 9"
     assert machine.processor(tmp_path / "none") == (platform.processor() or platform.machine())
+
+
+def test_memory_is_what_a_container_may_take(tmp_path):
+    limit = tmp_path / "memory.max"
+    whole = machine.memory(limit)
+    assert whole > 1 << 28
+    for text, expected in (("max\n", whole), ("1048576\n", 1 << 20), (f"{whole * 2}\n", whole)):
+        limit.write_text(text)
+        assert machine.memory(limit) == expected

@@ -96,6 +96,27 @@ def test_a_registered_policy_is_what_the_next_one_starts_from(tmp_path: Path, mo
     assert read_manifest(run(tmp_path / "clone", f"sft.source='{source}'")[0]) == manifest
 
 
+def test_what_a_run_has_logged_is_fetched(tmp_path: Path) -> None:
+    import mlflow
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    checkpoints.write_model(mine, *make_tiny(validate(compose(["scale=smoke"])).sft.tiny, seed=1))
+    mlflow.set_tracking_uri(anchors.tracking_uri())
+    with mlflow.start_run() as logged:
+        mlflow.log_artifacts(str(mine), "models/mine")
+    directory, _ = run(tmp_path, f"sft.source='runs:/{logged.info.run_id}/models/mine'")
+    assert (directory / "model.safetensors").read_bytes() == (mine / "model.safetensors").read_bytes()
+    assert read_manifest(directory).source == f"runs:/{logged.info.run_id}/models/mine"
+    for wrong, fault in (
+        (f"{logged.info.run_id}/other", "has no artifact other"),
+        ("0123/mine", "Run .*0123.* not found"),
+    ):
+        (tmp_path / fault[:3]).mkdir()
+        with pytest.raises(UserError, match=fault):
+            run(tmp_path / fault[:3], f"sft.source='runs:/{wrong}'")
+
+
 def test_a_checkpoint_without_chat_template_stops_the_stage(tmp_path: Path) -> None:
     tiny = validate(compose(["scale=smoke"])).sft.tiny
     mine = tmp_path / "mine"

@@ -22,6 +22,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(workspaces, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setenv("RLHF_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("RLHF_JOURNAL_DIR", str(tmp_path / "journal"))
+    monkeypatch.setenv("RLHF_DOWNLOADS_DIR", str(tmp_path / "downloads"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     for place, size in ((".workspaces/run/models", 1), ("cache", 2), ("state/train_ppo", 3), ("mlartifacts", 4)):
         (tmp_path / place).mkdir(parents=True)
@@ -37,7 +38,8 @@ def test_each_place_counts_and_a_file_with_two_names_counts_once(checkout: Path)
     os.link(checkout / "cache/weights", checkout / ".workspaces/run/models/linked")
     (checkout / "state/loop").symlink_to(checkout)
     taken = {name: round(amount / MB) for name, amount in disk.used().items()}
-    expected = {"workspaces": 3, "DVC's cache": 0, "training states": 3, "journals": 0, "runs/": 0, "artifacts": 4}
+    expected = {"workspaces": 3, "DVC's cache": 0, "training states": 3, "downloads": 0}
+    expected |= {"journals": 0, "runs/": 0, "artifacts": 4}
     assert taken == expected
     assert disk.in_words({"a": 3 * 10**9, "b": 10**9, "c": 5}) == "4.0 GB are taken (a 3.0, b 1.0)"
 

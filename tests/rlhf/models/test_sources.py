@@ -90,6 +90,27 @@ def test_a_checkpoint_of_ours_is_the_parent_of_what_is_fetched_from_it(take: Tak
         take(str(ours))
 
 
+def test_shards_come_along(take: Take, plain: Path) -> None:
+    whole = load_policy(take(str(plain))[1]).state_dict()
+    model = checkpoints.read_model(plain, "AutoModelForCausalLM")
+    (plain / "model.safetensors").unlink()
+    model.save_pretrained(plain, max_shard_size="20KB")
+    manifest, directory = take(str(plain))
+    assert sum(name.endswith(".safetensors") for name in manifest.files) > 2
+    assert all(torch.equal(whole[name], weights) for name, weights in load_policy(directory).state_dict().items())
+
+
+def test_a_file_on_this_disk_is_known_by_its_hash(take: Take, plain: Path, gguf_file: Path, tmp_path: Path) -> None:
+    packed = shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path, "plain")
+    manifest, directory = take(packed)
+    digest = hashlib.sha256(Path(packed).read_bytes()).hexdigest()
+    assert (manifest.source, manifest.revision) == ("file", f"sha256:{digest}")
+    assert all((directory / name).read_bytes() == (plain / name).read_bytes() for name in manifest.files)
+    manifest, _ = take(str(gguf_file))
+    assert manifest.revision == f"sha256:{hashlib.sha256(gguf_file.read_bytes()).hexdigest()}"
+    assert not list(tmp_path.glob(".*"))
+
+
 def strip_template(directory: Path) -> None:
     (directory / "chat_template.jinja").unlink()
 
@@ -118,6 +139,20 @@ def strip_tokenizer(directory: Path) -> None:
         path.unlink()
 
 
+def pickle_inside(directory: Path) -> None:
+    torch.save({}, directory / "model.safetensors")
+
+
+def old_pickle_inside(directory: Path) -> None:
+    torch.save({}, directory / "model.safetensors", _use_new_zipfile_serialization=False)
+
+
+def lose_a_shard(directory: Path) -> None:
+    checkpoints.read_model(directory, "AutoModelForCausalLM").save_pretrained(directory, max_shard_size="20KB")
+    (directory / "model.safetensors").unlink()
+    next(iter(sorted(directory.glob("model-*.safetensors")))).unlink()
+
+
 def other_task(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 64}
@@ -144,6 +179,9 @@ def truncate_weights(directory: Path) -> None:
         (strip_end, "its tokenizer has no end-of-sequence token"),
         (strip_weights, "no model.safetensors"),
         (pickle_weights, "pytorch_model.bin: pickled weights are never loaded"),
+        (pickle_inside, "model.safetensors: pickled weights are never loaded"),
+        (old_pickle_inside, "model.safetensors: pickled weights are never loaded"),
+        (lose_a_shard, r"model-00001-of-\d+.safetensors is missing: model.safetensors.index.json lists \d+ files"),
         (strip_config, "no config.json"),
         (strip_tokenizer, "no tokenizer that loads"),
         (other_task, "does not load as AutoModelForCausalLM"),
@@ -167,10 +205,22 @@ def test_what_cannot_be_trained_is_refused_by_name(
     [
         ("/no/such/directory", "no such directory"),
         ("tiny:large", "nothing may follow tiny:"),
-        ("s3://bucket/model", "unknown kind: take tiny:, hf://, wheel://, models:/ or a directory"),
+        ("ftp://host/model", "unknown kind: take tiny:, hf://, https://, .*, models:/, runs:/ or a directory"),
+        ("https://host/model.gguf", "write https://host/path/FILE#sha256=DIGEST"),
+        (f"http://host/model.gguf#sha256={'0' * 64}", "by http: take https"),
+        (f"https://host/pytorch_model.bin#sha256={'0' * 64}", "pytorch_model.bin: pickled weights are never loaded"),
+        (
+            f"https://host/model.rar#sha256={'0' * 64}",
+            "model.rar is no checkpoint by its name: take a directory, or a ",
+        ),
+        (f"https://host/model-00001-of-00002.safetensors#sha256={'0' * 64}", "one of several files: name the manifest"),
+        ("s3://bucket", "write s3://bucket/prefix"),
+        ("gs://bucket/model", "gs:// needs the package gcsfs"),
+        ("runs:/0123", "write runs:/RUN/path"),
+        ("runs:/0123/model", "no MLflow to copy 0123 model"),
         ("models:/name", "write models:/NAME@ALIAS or models:/NAME/NUMBER"),
         ("models:/name/3#sha256=abc", "write models:/NAME@ALIAS or models:/NAME/NUMBER"),
-        ("models:/name/3", "no registry to copy name 3"),
+        ("models:/name/3", "no MLflow to copy name 3"),
         ("hf://justaname", "write hf://org/name@revision"),
         ("wheel://p/model.gguf", "write wheel://package==version"),
         ("wheel://--index-url==1/m.gguf", "write wheel://package==version"),
