@@ -8,7 +8,8 @@ from __future__ import annotations
 from shutil import rmtree
 
 from rlhf.data.expectations import validate
-from rlhf.data.gsm8k import SPLITS, Splits, prepare, write_prepared
+from rlhf.data.gsm8k import SPLITS, Splits, write_prepared
+from rlhf.data.sources import prepare
 from rlhf.stage import Stage, run_stage
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "NOTHING",
     "REGISTERED",
     "REWARD_MODEL_PATH",
+    "Columns",
     "Critic",
     "Data",
     "Distributed",
@@ -114,11 +115,29 @@ class Hub(Section):
     """Commit, tag or branch of the data set."""
 
 
+class Columns(Section):
+    """Which columns of files or hub hold what; other columns are ignored."""
+
+    question: Annotated[list[Name], Field(min_length=1)]
+    """Columns of the question's text, joined by a space."""
+    answer: Name
+    """Column of the answer: GSM8K's rationale with ####, MATH's with a box, or the number."""
+    gold: str
+    """Column of the final number; empty takes it from the answer."""
+    rationale: str
+    """Column of the worked solution; empty takes the answer."""
+
+
 class Data(Section):
     source: Literal["generator", "hub", "files"]
     """Where the problems come from."""
     reads: Name
-    """Directory with train.jsonl and test.jsonl for `files`; `conf/nothing` otherwise."""
+    """Directory of the train and test files for `files`; `conf/nothing` otherwise."""
+    train: str
+    """File in `reads`, or split of the hub's data set; empty finds train with any known ending."""
+    test: str
+    """File in `reads`, or split of the hub's data set; empty finds test with any known ending."""
+    columns: Columns
     generator: Generator
     hub: Hub
     validation_share: Share

@@ -94,7 +94,7 @@ def test_a_choice_lists_its_choices(key):
 
 @pytest.mark.parametrize(
     "key",
-    ["data__reads", "data__hub__repo", "data__hub__revision", "sft__source", "registry__name"],
+    ["data__reads", "data__columns__answer", "data__hub__repo", "data__hub__revision", "sft__source", "registry__name"],
 )
 def test_what_must_name_something_is_not_empty(key):
     assert f"{key.replace('__', '.')}: String should" in refusal(**{key: ""})
