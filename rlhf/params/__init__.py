@@ -7,6 +7,7 @@ depends on, or `conf/nothing` where its source is elsewhere.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -33,6 +34,7 @@ __all__ = [
     "NOTHING",
     "REGISTERED",
     "REWARD_MODEL_PATH",
+    "SAMPLED",
     "Columns",
     "Critic",
     "Data",
@@ -46,6 +48,7 @@ __all__ = [
     "Limits",
     "Lora",
     "MirrorKind",
+    "PairColumns",
     "Params",
     "Ppo",
     "Preferences",
@@ -61,12 +64,29 @@ __all__ = [
     "Tiny",
     "Verifier",
     "is_directory",
+    "is_file",
+    "on_hub",
 ]
+
+
+SAMPLED = "sampled"
+"""The `preferences.source` that needs no data: the SFT policy's own answers, told apart by the verifier."""
 
 
 def is_directory(source: str) -> bool:
     """Whether `sft.source` names a directory on this disk rather than `tiny:` or a URI."""
     return "://" not in source and source != "tiny:" and not source.startswith(REGISTERED)
+
+
+def is_file(source: str) -> bool:
+    """Whether `preferences.source` names a file on this disk."""
+    return source != SAMPLED and "://" not in source
+
+
+def on_hub(source: str) -> tuple[str, str] | None:
+    """Repository and revision of `hf://org/name@revision`; None for any other source. Without a revision it is main."""
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^@]+))?", source)
+    return (match[1], match[2] or "main") if match else None
 
 
 class Prompt(Section):
@@ -215,9 +235,27 @@ class Sft(Section):
         return self
 
 
+class PairColumns(Section):
+    """Which columns of a preference set hold what; other columns are ignored."""
+
+    question: str
+    """Column of the question; empty takes it from the transcripts or messages of the other two."""
+    chosen: Name
+    """Column of the better side: a transcript, a list of messages, or an answer beside a question column."""
+    rejected: Name
+    """Column of the worse side, in the same form."""
+
+
 class Preferences(Section):
+    source: Name
+    """`sampled`, a file of judged pairs (.jsonl, .json, .csv or .parquet) or `hf://org/name@revision`."""
+    reads: Name
+    """The same path where source is a file; `conf/nothing` otherwise."""
+    split: Name
+    """Split of the hub's data set."""
+    columns: PairColumns
     questions: Count
-    """Train questions to sample answers for."""
+    """Questions at most: train questions to sample answers for, or those of the judged pairs."""
     samples: Annotated[int, Field(ge=2, le=MOST)]
     """Answers a question."""
     temperature: Temperature
@@ -232,6 +270,15 @@ class Preferences(Section):
     """Where no sample is right, the gold rationale is the chosen answer."""
     batch_size: Count
     """Rows sampled at once."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Preferences:
+        wanted = self.source if is_file(self.source) else NOTHING
+        if self.reads != wanted:
+            raise ValueError(f"reads must be {wanted} with source={self.source}")
+        if "://" in self.source and on_hub(self.source) is None:
+            raise ValueError(f"source={self.source}: name a file, or a data set of the hub as hf://org/name@revision")
+        return self
 
 
 class RewardModel(Fit):
