@@ -6,14 +6,18 @@ python -m stages.collect_preferences [preferences.source=FILE] [key=value ...]
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from shutil import rmtree
 
 import numpy as np
 
 from rlhf.data import human_preferences
 from rlhf.data.answers import is_correct
+from rlhf.data.expectations import evaluate
 from rlhf.data.gsm8k import SPLITS, Problem, read_prepared
 from rlhf.data.preferences import Pair, make_pairs, split_pairs, write_pairs
 from rlhf.data.prompts import decode_response, encode_prompts, sequence_length
+from rlhf.data.token_suites import tokenised
 from rlhf.errors import UserError
 from rlhf.generation.responses import sample_responses
 from rlhf.models.actor_critic import sampling_copy
@@ -33,6 +37,7 @@ def main(stage: Stage) -> None:
             f"preferences.validation_share={settings.validation_share}: {len(pairs)} pairs leave one side "
             "empty: raise preferences.questions"
         )
+    check(stage, {"train": training, "validation": validation})
     directory = stage.output("data/preferences")
     directory.mkdir()
     write_pairs(directory / "train.parquet", training)
@@ -42,6 +47,20 @@ def main(stage: Stage) -> None:
     stage.log.log_metrics(counts)
     count = len({pair.question for pair in pairs})
     print(f"collect_preferences: {len(pairs)} pairs from {count} questions, {origins['gold']} with the gold rationale")
+
+
+def check(stage: Stage, sides: Mapping[str, list[Pair]]) -> None:
+    """Lets the data gate decide on the prompts of all splits and on the pairs; raises UserError where it refuses."""
+    sft, params = stage.input("models/sft"), stage.params
+    questions = {split: prepared_questions(stage, split) for split in SPLITS}
+    room = params.preferences.max_new_tokens
+    suites = tokenised(load_tokenizer(sft), params.prompt, context_length(sft), room, questions, sides)
+    docs = stage.scratch("data_docs")
+    verdict = evaluate(suites, docs)
+    stage.log.log_artifact(docs)
+    stage.log.log_text(verdict.summary(), "data_summary.md")
+    verdict.refuse_failures(docs)
+    stage.after_publishing(lambda: rmtree(docs))
 
 
 def prepared_questions(stage: Stage, split: str) -> list[str]:

@@ -23,6 +23,7 @@ from rlhf.params.section import (
     Count,
     Fit,
     Name,
+    NonNegative,
     Section,
     Seed,
     Share,
@@ -164,6 +165,10 @@ class Data(Section):
     """Share of train cut off for checkpoint selection, by a hash of the question."""
     gate_share: Share
     """Share of train cut off for the registry's gate, by a hash of the question."""
+    max_overlap: Share
+    """Share of a held-out split's questions that may share most of their 8-grams with train; more is refused."""
+    max_drift: NonNegative
+    """How far rows, lengths and answers may be from the data that the same params gave last; 0.5 is half again."""
     max_train: Count | None
     """Keep at most this many train rows (lowest question hashes first); null keeps all."""
     max_validation: Count | None
