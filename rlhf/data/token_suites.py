@@ -36,9 +36,7 @@ def tokenised(
         for split, texts in questions.items()
     ]
     for side, pairs in sides.items():
-        tokens = [
-            sequence_length(tokenizer, pair.question, (pair.chosen, pair.rejected), prompt) for pair in pairs
-        ]
+        tokens = [sequence_length(tokenizer, pair.question, (pair.chosen, pair.rejected), prompt) for pair in pairs]
         others = {pair.question for other, them in sides.items() if other != side for pair in them}
         suites.append(preferences(side, pairs, tokens, context, held_out, others))
     return suites
