@@ -72,7 +72,7 @@ def transcripts(question: str, chosen: str, rejected: str) -> dict[str, str]:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("workspace")
     save_policy(place / "models" / "sft")
-    for split in ("validation", "gate", "test"):
+    for split in ("train", "validation", "gate", "test"):
         write_prepared(
             place / f"data/prepared/{split}.parquet", [make_problem(f"What is in {split}?", "#### 1", "test")]
         )
