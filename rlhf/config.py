@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlhf.errors import UsageError, UserError, first_line, run_command
-from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory
+from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory, is_file
 from rlhf.redaction import secret_in
 
 PARAMS_FILE = Path("params.yaml")
@@ -119,6 +119,9 @@ def _paths_read(config: Any, overridden: Mapping[str, Any]) -> dict[str, str]:
     if "sft.source" in overridden:
         source = str(overridden["sft.source"])
         reads["sft.reads"] = source if is_directory(source) else NOTHING
+    if "preferences.source" in overridden:
+        source = str(overridden["preferences.source"])
+        reads["preferences.reads"] = source if is_file(source) else NOTHING
     return {key: path for key, path in reads.items() if key not in overridden}
 
 
@@ -150,11 +153,16 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
 
 
 def check_sources(raw: dict[str, Any], workspace: Path) -> None:
-    """Raises UserError where a directory that the params read from is missing; DVC would not name the key."""
-    for key, content in (("data", "train.jsonl and test.jsonl"), ("sft", "a checkpoint")):
+    """Raises UserError where something that the params read from is missing; DVC would not name the key."""
+    contents = {
+        "data": "the directory with train.jsonl and test.jsonl",
+        "sft": "the directory with a checkpoint",
+        "preferences": "the file with judged pairs",
+    }
+    for key, content in contents.items():
         reads = raw[key]["reads"]
         if not (workspace / reads).exists():
-            raise UserError(f"{key}.reads={reads} is missing: name the directory with {content}")
+            raise UserError(f"{key}.reads={reads} is missing: name {content}")
 
 
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:

@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from rlhf import anchors, config, locks, tracking
 from rlhf.environments import interpreter, programs_of
 from rlhf.errors import UserError
-from rlhf.params import REGISTERED, RUN, Params
+from rlhf.params import REGISTERED, RUN, Params, on_hub
 from rlhf.redaction import redacted_errors
 from rlhf.registry import records
 from tasks.artifacts import ProgressArtifact, show_results
@@ -170,6 +170,7 @@ def retries(name: str, params: Params, is_tracked: bool) -> int:
     source, has_server = params.sft.source, is_tracked and anchors.is_remote(anchors.tracking_uri())
     over_network = {
         "prepare_data": params.data.source == "hub",
+        "collect_preferences": on_hub(params.preferences.source) is not None,
         "fetch_sft": has_server if source.startswith((REGISTERED, RUN)) else "://" in source,
         "register": has_server,
     }

@@ -15,7 +15,7 @@ from rlhf import hub
 from rlhf.errors import UserError
 from rlhf.hub import OutOfReachError
 from rlhf.models.sources import pinned
-from rlhf.params import REGISTERED
+from rlhf.params import REGISTERED, on_hub
 from rlhf.registry import lookup
 
 
@@ -25,13 +25,18 @@ def pin(raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Raises UserError where the hub refuses or does not answer.
     """
     fixed = copy.deepcopy(raw)
-    data, sft = fixed["data"], fixed["sft"]
+    data, sft, preferences = fixed["data"], fixed["sft"], fixed["preferences"]
     pins = []
     if data["source"] == "hub":
         repo, revision = data["hub"]["repo"], data["hub"]["revision"]
         with _named("data.hub", f"{repo}@{revision}"):
             data["hub"]["revision"] = hub.commit("dataset", repo, revision)
         pins.append((f"data.hub {repo}@{revision}", revision, data["hub"]["revision"]))
+    if judged := on_hub(preferences["source"]):
+        with _named("preferences.source", preferences["source"]):
+            preferences["source"] = f"hf://{judged[0]}@{hub.commit('dataset', *judged)}"
+        before = raw["preferences"]["source"]
+        pins.append((f"preferences.source {before}", before, preferences["source"]))
     with _named("sft.source", sft["source"]):
         is_registered = sft["source"].startswith(REGISTERED)
         sft["source"] = lookup.pinned(sft["source"]) if is_registered else pinned(sft["source"])

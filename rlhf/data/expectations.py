@@ -1,7 +1,6 @@
-"""The data gate: what prepared splits must fulfil before anything is trained on them.
+"""Evaluating suites of expectations with Great Expectations, and what is told of them.
 
-Great Expectations evaluates one suite a split. The verdict holds no time and no path, so DVC can hash it; the Data
-Docs are for people.
+The verdict holds no time and no path, so DVC can hash it; the Data Docs are for people.
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.data.answers import MARKER
-from rlhf.data.gsm8k import SPLITS, Problem
 from rlhf.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,32 +21,48 @@ if TYPE_CHECKING:
     from great_expectations.expectations import Expectation
     from pandas import DataFrame
 
-MIN_ROWS: Mapping[str, int] = {"train": 32, "validation": 8, "gate": 8, "test": 8}
-"""Fewer rows neither train nor decide anything."""
-QUESTION_LENGTH = (10, 4000)
-"""Characters; GSM8K's questions have 42 to 985."""
-NUMBER_PATTERN = r"^-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+|/[0-9]+)?$"
-FINAL_LINE_PATTERN = rf"(?:^|\n){MARKER}[^\n]*[0-9][^\n]*\s*$"
 ROWS_SHOWN = 3
 EXCERPT = 60
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An expectation that a split does not meet, with the first rows at fault."""
+class Suite:
+    """What the rows of one table must fulfil."""
 
-    split: str
+    kind: str
+    """What the rows are, such as `raw`: the key in the verdict's numbers."""
+    name: str
+    """Which of that kind: a split."""
+    frame: DataFrame
+    expectations: Sequence[Expectation]
+    """`notes` is the name that people read."""
+    label: Callable[[int], tuple[str, str]]
+    """What names a row for people, and a text that shows it."""
+    advice: str = "correct these rows"
+
+    @property
+    def title(self) -> str:
+        """The name of the table for people."""
+        return self.name if self.kind == "splits" else f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An expectation that a table does not meet, with the first rows at fault."""
+
+    title: str
     expectation: str
     count: int
-    rows: tuple[tuple[int, str], ...]
-    """Row number in the split and the beginning of its question."""
+    rows: tuple[tuple[str, str], ...]
+    """What names the row, and the beginning of its text."""
+    advice: str
     detail: str = ""
 
     def __str__(self) -> str:
-        shown = [f"row {number} {excerpt!r}" for number, excerpt in self.rows]
+        shown = [f"{name} {excerpt!r}" for name, excerpt in self.rows]
         more = [f"and {self.count - len(self.rows)} more"] if self.count > len(self.rows) > 0 else []
         where = f"{self.count} of its rows fail: {', '.join(shown + more)}" if self.rows else self.detail
-        return f"{self.split}: expected that {self.expectation}: {where}"
+        return f"{self.title}: expected that {self.expectation}: {where}"
 
 
 @dataclass(frozen=True)
@@ -57,93 +70,81 @@ class Verdict:
     """What the gate found: the numbers for every expectation, and the failures."""
 
     numbers: Mapping[str, Any]
-    """{"success", "splits": {split: {"rows", "expectations": {name: {"success", "unexpected"}}}}}"""
+    """{"success", kind: {name: {"rows", "expectations": {notes: {"success", "unexpected"}}}}}"""
     failures: tuple[Failure, ...]
 
     def refuse_failures(self, docs: Path) -> None:
         """Raises UserError with one line for each failed expectation, and the Data Docs for the rest of the rows."""
         if self.failures:
             lines = "\n".join(f"  {failure}" for failure in self.failures)
-            what_to_do = f"correct these rows ({docs / 'index.html'} shows more)"
+            advice = " or ".join(dict.fromkeys(failure.advice for failure in self.failures))
+            what_to_do = f"{advice} ({docs / 'index.html'} shows more)"
             raise UserError(f"data: {len(self.failures)} expectations failed: {what_to_do}\n{lines}")
 
-    def write(self, path: Path) -> None:
-        """Writes the numbers as JSON."""
-        path.write_text(json.dumps(self.numbers, indent=2, sort_keys=True) + "\n")
+    def write(self, path: Path, kinds: Sequence[str]) -> None:
+        """Writes the numbers of these kinds as JSON."""
+        kept = {kind: self.numbers[kind] for kind in ("success", *kinds)}
+        path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+    def summary(self) -> str:
+        """The numbers and the failures as Markdown, for people."""
+        tables = [
+            (kind, name, found)
+            for kind, named in self.numbers.items()
+            if kind != "success"
+            for name, found in named.items()
+        ]
+        rows = [
+            f"| {kind} | {name} | {found['rows']} | {_met(found['expectations'])} |" for kind, name, found in tables
+        ]
+        exceptions = [
+            f"- {kind} {name}, {found['expectations'][notes]['unexpected']} rows do not: {notes}"
+            for kind, name, found in tables
+            for notes in found["expectations"]
+            if found["expectations"][notes]["success"] and found["expectations"][notes]["unexpected"]
+        ]
+        parts = [
+            "# Data: " + (f"{len(self.failures)} expectations failed" if self.failures else "all expectations met"),
+            "\n".join(["| kind | table | rows | expectations met |", "| --- | --- | --- | --- |", *rows]),
+            "\n".join(f"- {failure}" for failure in self.failures),
+            "\n".join(["Within their thresholds:", "", *exceptions]) if exceptions else "",
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def validate(splits: Mapping[str, Sequence[Problem]], docs: Path, min_rows: Mapping[str, int] = MIN_ROWS) -> Verdict:
-    """Evaluates every expectation on every split and writes the Data Docs (HTML) to `docs`."""
+def _met(expectations: Mapping[str, Mapping[str, Any]]) -> str:
+    return f"{sum(found['success'] for found in expectations.values())} of {len(expectations)}"
+
+
+def evaluate(suites: Sequence[Suite], docs: Path) -> Verdict:
+    """Evaluates every suite and writes the Data Docs (HTML) to `docs`.
+
+    Where raw rows are at fault, what follows from them is not told.
+    """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    frames = to_frames(splits)
-    source = context.data_sources.add_pandas("prepared")
-    results: dict[str, Any] = {}
-    for split, frame in frames.items():
-        batch = source.add_dataframe_asset(split).add_batch_definition_whole_dataframe("all")
-        suite = gx.ExpectationSuite(name=split, expectations=list(expectations(split, min_rows[split])))
-        definition = gx.ValidationDefinition(name=split, data=batch, suite=context.suites.add(suite))
-        results[split] = _run(context, context.validation_definitions.add(definition), frame)
-    _write_docs(context, docs)
-    return _verdict(splits, results)
-
-
-def expectations(split: str, min_rows: int) -> Iterator[Expectation]:
-    """The suite of one split; `notes` is the name that people read."""
-    import great_expectations.expectations.core as gxe
-
-    low, high = QUESTION_LENGTH
-    yield gxe.ExpectTableRowCountToBeBetween(min_value=min_rows, notes=f"there are at least {min_rows} rows")
-    for column in ("question", "answer", "gold", "demonstration"):
-        notes = "the answer ends in a readable number" if column == "gold" else f"{column} is not empty"
-        yield gxe.ExpectColumnValuesToNotBeNull(column=column, notes=notes)
-    yield gxe.ExpectColumnValueLengthsToBeBetween(
-        column="question", min_value=low, max_value=high, notes=f"the question has {low} to {high} characters"
-    )
-    yield gxe.ExpectColumnValuesToBeUnique(column="question", notes="no question comes twice")
-    yield gxe.ExpectColumnValuesToMatchRegex(column="gold", regex=NUMBER_PATTERN, notes="gold is a number")
-    yield gxe.ExpectColumnValuesToBeInSet(
-        column="markers", value_set=[1], notes=f"the answer holds exactly one {MARKER}"
-    )
-    yield gxe.ExpectColumnValuesToMatchRegex(
-        column="demonstration", regex=FINAL_LINE_PATTERN, notes=f"the demonstration ends in a {MARKER} line"
-    )
-    if split != SPLITS[0]:
-        earlier = ", ".join(SPLITS[: SPLITS.index(split)])
-        yield gxe.ExpectColumnValuesToBeInSet(
-            column="in_earlier_split", value_set=[False], notes=f"the question is not in {earlier}"
-        )
-
-
-def to_frames(splits: Mapping[str, Sequence[Problem]]) -> dict[str, DataFrame]:
-    """One frame a split: the prepared columns with blank text as null, `markers` and `in_earlier_split`."""
-    from pandas import DataFrame
-
-    seen: set[str] = set()
-    frames = {}
-    for split in SPLITS:
-        rows = splits[split]
-        columns: dict[str, list[Any]] = {
-            name: [_text(getattr(row, name)) for row in rows]
-            for name in ("question", "answer", "gold", "demonstration")
+    source = context.data_sources.add_pandas("data")
+    numbers: dict[str, Any] = {}
+    failures: list[Failure] = []
+    for suite in suites:
+        batch = source.add_dataframe_asset(suite.title).add_batch_definition_whole_dataframe("all")
+        made = context.suites.add(gx.ExpectationSuite(name=suite.title, expectations=list(suite.expectations)))
+        definition = gx.ValidationDefinition(name=suite.title, data=batch, suite=made)
+        results = _run(context, context.validation_definitions.add(definition), suite.frame)
+        numbers.setdefault(suite.kind, {})[suite.name] = {
+            "rows": len(suite.frame),
+            "expectations": {
+                _notes(result): {"success": bool(result.success), "unexpected": _unexpected(result)}
+                for result in results
+            },
         }
-        columns["markers"] = [row.answer.count(MARKER) for row in rows]
-        columns["in_earlier_split"] = [_folded(row.question) in seen for row in rows]
-        frames[split] = DataFrame(columns)
-        seen |= {_folded(row.question) for row in rows}
-    return frames
-
-
-def _text(value: str | None) -> str | None:
-    return value if value and not value.isspace() else None
-
-
-def _folded(question: str) -> str:
-    """The question without differences of case and spacing."""
-    return " ".join(question.casefold().split())
+        failures += [_failure(suite, result) for result in results if not result.success]
+    _write_docs(context, docs)
+    raw = [failure for failure in failures if failure.title.startswith("raw ")]
+    return Verdict({"success": not failures, **numbers}, tuple(raw or failures))
 
 
 def _run(context: EphemeralDataContext, definition: ValidationDefinition, frame: DataFrame) -> Sequence[Any]:
@@ -166,37 +167,20 @@ def _notes(result: Any) -> str:
     return str(result.expectation_config.notes)
 
 
-def _verdict(splits: Mapping[str, Sequence[Problem]], results: Mapping[str, Sequence[Any]]) -> Verdict:
-    numbers = {
-        split: {
-            "rows": len(splits[split]),
-            "expectations": {
-                _notes(result): {"success": bool(result.success), "unexpected": _unexpected(result)}
-                for result in results[split]
-            },
-        }
-        for split in results
-    }
-    failures = tuple(
-        _failure(split, splits[split], result) for split in results for result in results[split] if not result.success
-    )
-    return Verdict({"success": not failures, "splits": numbers}, failures)
-
-
 def _unexpected(result: Any) -> int:
     return int(result.result.get("unexpected_count", 0))
 
 
-def _failure(split: str, problems: Sequence[Problem], result: Any) -> Failure:
+def _failure(suite: Suite, result: Any) -> Failure:
     indices = result.result.get("unexpected_index_list") or []
-    rows = tuple((int(i), _excerpt(problems[i].question)) for i in indices[:ROWS_SHOWN])
+    rows = tuple((name, _excerpt(text)) for name, text in (suite.label(int(i)) for i in indices[:ROWS_SHOWN]))
     detail = f"there are {result.result.get('observed_value')}"
-    return Failure(split, _notes(result), _unexpected(result), rows, detail)
+    return Failure(suite.title, _notes(result), _unexpected(result), rows, suite.advice, detail)
 
 
-def _excerpt(question: str) -> str:
-    text = " ".join(question.split())
-    return text if len(text) <= EXCERPT else text[: EXCERPT - 1] + "\u2026"
+def _excerpt(text: str) -> str:
+    shown = " ".join(text.split())
+    return shown if len(shown) <= EXCERPT else shown[: EXCERPT - 1] + "\u2026"
 
 
 def _write_docs(context: EphemeralDataContext, docs: Path) -> None:

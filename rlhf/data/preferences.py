@@ -1,4 +1,4 @@
-"""Preference pairs: a right answer to a question beside a wrong one."""
+"""Preference pairs: a better answer to a question beside a worse one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Pair:
     question: str
     chosen: str
     rejected: str
-    origin: Literal["sampled", "gold"]
-    """Where `chosen` comes from: sampled from the policy, or the gold rationale that stands in."""
+    origin: Literal["sampled", "gold", "human"]
+    """Where `chosen` comes from: the policy's sample, the gold rationale that stands in, or a set of judged pairs."""
 
 
 def make_pairs(

@@ -53,6 +53,12 @@ def encode_response(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [token for token in tokenizer.encode(text, add_special_tokens=False) if token != end] + [end]
 
 
+def sequence_length(tokenizer: PreTrainedTokenizerBase, question: str, responses: Iterable[str], prompt: Prompt) -> int:
+    """Tokens of the prompt with the longest of the responses."""
+    longest = max(len(encode_response(tokenizer, text)) for text in responses)
+    return len(render_prompt(tokenizer, question, prompt)) + longest
+
+
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The text of response tokens, without the end-of-sequence and other special tokens."""
     tokens = [token for token in ids if token != tokenizer.eos_token_id]

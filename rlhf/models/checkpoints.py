@@ -196,6 +196,14 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     return read_tokenizer(directory)
 
 
+def context_length(directory: Path) -> int:
+    """The longest sequence, in tokens, that the model in `directory` is made for."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return int(config.get_text_config().max_position_embeddings)
+
+
 def read_model(directory: Path, model_class: ModelClass) -> PreTrainedModel:
     """The model in `directory` without a look at its manifest: float32, in evaluation mode.
 

@@ -7,6 +7,7 @@ depends on, or `conf/nothing` where its source is elsewhere.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from rlhf.params.section import (
     Count,
     Fit,
     Name,
+    NonNegative,
     Section,
     Seed,
     Share,
@@ -35,6 +37,8 @@ __all__ = [
     "REGISTERED",
     "REWARD_MODEL_PATH",
     "RUN",
+    "SAMPLED",
+    "Columns",
     "Critic",
     "Data",
     "Distributed",
@@ -47,6 +51,7 @@ __all__ = [
     "Limits",
     "Lora",
     "MirrorKind",
+    "PairColumns",
     "Params",
     "Ppo",
     "Preferences",
@@ -62,12 +67,29 @@ __all__ = [
     "Tiny",
     "Verifier",
     "is_directory",
+    "is_file",
+    "on_hub",
 ]
+
+
+SAMPLED = "sampled"
+"""The `preferences.source` that needs no data: the SFT policy's own answers, told apart by the verifier."""
 
 
 def is_directory(source: str) -> bool:
     """Whether `sft.source` names a directory or file on this disk rather than `tiny:` or a URI."""
     return "://" not in source and source != "tiny:" and not source.startswith((REGISTERED, RUN))
+
+
+def is_file(source: str) -> bool:
+    """Whether `preferences.source` names a file on this disk."""
+    return source != SAMPLED and "://" not in source
+
+
+def on_hub(source: str) -> tuple[str, str] | None:
+    """Repository and revision of `hf://org/name@revision`; None for any other source. Without a revision it is main."""
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^@]+))?", source)
+    return (match[1], match[2] or "main") if match else None
 
 
 class Prompt(Section):
@@ -116,17 +138,39 @@ class Hub(Section):
     """Commit, tag or branch of the data set."""
 
 
+class Columns(Section):
+    """Which columns of files or hub hold what; other columns are ignored."""
+
+    question: Annotated[list[Name], Field(min_length=1)]
+    """Columns of the question's text, joined by a space."""
+    answer: Name
+    """Column of the answer: GSM8K's rationale with ####, MATH's with a box, or the number."""
+    gold: str
+    """Column of the final number; empty takes it from the answer."""
+    rationale: str
+    """Column of the worked solution; empty takes the answer."""
+
+
 class Data(Section):
     source: Literal["generator", "hub", "files"]
     """Where the problems come from."""
     reads: Name
-    """Directory with train.jsonl and test.jsonl for `files`; `conf/nothing` otherwise."""
+    """Directory of the train and test files for `files`; `conf/nothing` otherwise."""
+    train: str
+    """File in `reads`, or split of the hub's data set; empty finds train with any known ending."""
+    test: str
+    """File in `reads`, or split of the hub's data set; empty finds test with any known ending."""
+    columns: Columns
     generator: Generator
     hub: Hub
     validation_share: Share
     """Share of train cut off for checkpoint selection, by a hash of the question."""
     gate_share: Share
     """Share of train cut off for the registry's gate, by a hash of the question."""
+    max_overlap: Share
+    """Share of a held-out split's questions that may share most of their 8-grams with train; more is refused."""
+    max_drift: NonNegative
+    """How far rows, lengths and answers may be from the data that the same params gave last; 0.5 is half again."""
     max_train: Count | None
     """Keep at most this many train rows (lowest question hashes first); null keeps all."""
     max_validation: Count | None
@@ -202,9 +246,27 @@ class Sft(Section):
         return self
 
 
+class PairColumns(Section):
+    """Which columns of a preference set hold what; other columns are ignored."""
+
+    question: str
+    """Column of the question; empty takes it from the transcripts or messages of the other two."""
+    chosen: Name
+    """Column of the better side: a transcript, a list of messages, or an answer beside a question column."""
+    rejected: Name
+    """Column of the worse side, in the same form."""
+
+
 class Preferences(Section):
+    source: Name
+    """`sampled`, a file of judged pairs (.jsonl, .json, .csv or .parquet) or `hf://org/name@revision`."""
+    reads: Name
+    """The same path where source is a file; `conf/nothing` otherwise."""
+    split: Name
+    """Split of the hub's data set."""
+    columns: PairColumns
     questions: Count
-    """Train questions to sample answers for."""
+    """Questions at most: train questions to sample answers for, or those of the judged pairs."""
     samples: Annotated[int, Field(ge=2, le=MOST)]
     """Answers a question."""
     temperature: Temperature
@@ -219,6 +281,15 @@ class Preferences(Section):
     """Where no sample is right, the gold rationale is the chosen answer."""
     batch_size: Count
     """Rows sampled at once."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Preferences:
+        wanted = self.source if is_file(self.source) else NOTHING
+        if self.reads != wanted:
+            raise ValueError(f"reads must be {wanted} with source={self.source}")
+        if "://" in self.source and on_hub(self.source) is None:
+            raise ValueError(f"source={self.source}: name a file, or a data set of the hub as hf://org/name@revision")
+        return self
 
 
 class RewardModel(Fit):

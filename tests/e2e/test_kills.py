@@ -17,7 +17,8 @@ import pytest
 from mlflow import MlflowClient
 
 from rlhf import config
-from rlhf.data.gsm8k import SPLITS, prepare, write_prepared
+from rlhf.data.gsm8k import SPLITS, write_prepared
+from rlhf.data.sources import prepare
 from rlhf.faults import KILL_VARIABLE, POINTS
 from rlhf.streams import Purpose, uniforms
 from tests.e2e import preloaded, workspaces

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlhf import config
-from rlhf.data import gsm8k
+from rlhf.data.gsm8k import write_prepared
+from rlhf.data.sources import prepare
 from rlhf.models import sources
 from rlhf.models.tiny import make_tiny
 from tests.e2e import workspaces
@@ -227,7 +228,7 @@ def test_ctrl_c(workspace: Path, environ: dict[str, str]) -> None:
     for path in ("models/fetched", "data/prepared"):
         shutil.rmtree(workspace / path)
     sources.fetch("tiny:", workspace / "models/fetched", tiny=params.sft.tiny, seed=0)
-    gsm8k.write_prepared(workspace / "data/prepared/train.parquet", gsm8k.prepare(params.data)["train"])
+    write_prepared(workspace / "data/prepared/train.parquet", prepare(params.data)["train"])
     before = outputs(workspace)
     with started("stages.finetune_sft", workspace, environ) as child:
         ended = end_of(child, "loss", signal.SIGINT)  # at its first line of progress

@@ -285,6 +285,14 @@ def test_reads_follows_an_overridden_source(overrides, reward, sft):
     assert (params.ppo.reward.reads, params.sft.reads) == (reward, sft)
 
 
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [("pairs.jsonl", "pairs.jsonl"), ("hf://a/b@main", "conf/nothing"), ("sampled", "conf/nothing")],
+)
+def test_reads_follows_an_overridden_preference_source(source, reads):
+    assert config.load([f"preferences.source={source}"], COMMITTED).preferences.reads == reads
+
+
 def test_an_explicit_reads_is_not_overruled():
     assert "ppo: reward.reads must be" in refused(["ppo.reward.source=reward_model", "ppo.reward.reads=conf/nothing"])
 
@@ -355,10 +363,10 @@ def test_a_fault_with_a_line_break_is_told_in_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("key", "others"), [("data", "sft"), ("sft", "data")])
-def test_a_source_that_is_missing_is_named(tmp_path, key, others):
-    raw = {key: {"reads": "there"}, others: {"reads": "."}}
-    with pytest.raises(UserError, match=rf"^{key}\.reads=there is missing: name the directory with"):
+@pytest.mark.parametrize("key", ["data", "sft", "preferences"])
+def test_a_source_that_is_missing_is_named(tmp_path, key):
+    raw = {name: {"reads": "."} for name in ("data", "sft", "preferences")} | {key: {"reads": "there"}}
+    with pytest.raises(UserError, match=rf"^{key}\.reads=there is missing: name the (directory|file) with"):
         config.check_sources(raw, tmp_path)
     (tmp_path / "there").mkdir()
     config.check_sources(raw, tmp_path)

@@ -94,7 +94,7 @@ def test_a_choice_lists_its_choices(key):
 
 @pytest.mark.parametrize(
     "key",
-    ["data__reads", "data__hub__repo", "data__hub__revision", "sft__source", "registry__name"],
+    ["data__reads", "data__columns__answer", "data__hub__repo", "data__hub__revision", "sft__source", "registry__name"],
 )
 def test_what_must_name_something_is_not_empty(key):
     assert f"{key.replace('__', '.')}: String should" in refusal(**{key: ""})
@@ -160,6 +160,8 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"sft__tiny__heads": 3}, "sft.tiny: hidden_size must be a multiple"),
         ({"sft__source": "models/mine"}, "sft: reads must be models/mine with source=models/mine"),
         ({"sft__reads": "models/mine"}, "sft: reads must be conf/nothing with source=tiny:"),
+        ({"preferences__source": "a.csv"}, "preferences: reads must be a.csv with source=a.csv"),
+        ({"preferences__source": "s3://a/b"}, "preferences: source=s3://a/b: name a file, or a data set of the hub"),
         (
             {"ppo__reward__source": "reward_model"},
             "ppo: reward.reads must be models/reward with reward.source=reward_model",

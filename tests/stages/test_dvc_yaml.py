@@ -18,7 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PIPELINE: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())
 STAGES, ARTIFACTS = PIPELINE["stages"], PIPELINE["artifacts"]
 KEYS = list(param_reads.leaf_keys())
-TEMPLATES = {"data.reads": "prepare_data", "sft.reads": "fetch_sft", "ppo.reward.reads": "train_ppo"}
+TEMPLATES = {
+    "data.reads": "prepare_data",
+    "sft.reads": "fetch_sft",
+    "preferences.reads": "collect_preferences",
+    "ppo.reward.reads": "train_ppo",
+}
 """Keys that name a dep, and the stage that has it."""
 
 ORDER = list(STAGES)

@@ -22,6 +22,10 @@ class Log:
         self.metrics: dict[str, float] = {}
         self.artifacts: list[Path] = []
         self.datasets: list[tuple[Path, str, str]] = []
+        self.texts: dict[str, str] = {}
+
+    def log_text(self, text: str, name: str) -> None:
+        self.texts[name] = text
 
     def log_metrics(self, values: dict[str, float], step: int | None = None) -> None:
         self.metrics |= values
@@ -30,16 +34,16 @@ class Log:
         assert (path / "index.html").is_file()
         self.artifacts.append(path)
 
-    def log_dataset(self, path: Path, name: str, context: str, source: Path) -> None:
-        assert path.is_file()
-        self.datasets.append((source, name, context))
+    def log_dataset(self, path: Path, name: str, context: str, source: Path | None = None) -> None:
+        assert path.exists()
+        self.datasets.append((source or path, name, context))
 
 
 class FakeStage:
     """Outputs aside until `main` is done, and scratch."""
 
     def __init__(self, place: Path, params: Params) -> None:
-        self.place, self.params, self.log = place, params, Log()
+        self.place, self.workspace, self.params, self.log = place, place, params, Log()
         self.actions: list[Callable[[], None]] = []
 
     def output(self, path: str) -> Path:
@@ -54,6 +58,11 @@ class FakeStage:
 
     def after_publishing(self, action: Callable[[], None]) -> None:
         self.actions.append(action)
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_STATE_DIR", str(tmp_path / "state"))
 
 
 def prepared(place: Path, *overrides: str) -> FakeStage:
@@ -76,6 +85,8 @@ def test_writes_the_splits_and_the_verdict_and_logs_them(tmp_path: Path, capsys:
         "careless_share.train": pytest.approx(0.45, abs=0.12)
     }
     assert stage.log.datasets == [(tmp_path / f"data/prepared/{split}.parquet", split, split) for split in SPLITS]
+    assert stage.log.texts["data_summary.md"].startswith("# Data: all expectations met\n")
+    assert set(verdict) == {"success", "raw", "splits"}
     assert stage.log.artifacts == [tmp_path / "runs/data_docs"]
     assert not stage.log.artifacts[0].exists()
     assert "16 validation, 16 gate, 24 test rows, all expectations met" in capsys.readouterr().out
@@ -100,7 +111,9 @@ def test_a_failed_expectation_stops_before_any_output_but_shows_its_docs(tmp_pat
     (source / "test.jsonl").write_text("\n".join(map(json.dumps, test)))
 
     place = tmp_path / "place"
-    with pytest.raises(UserError, match=r"3 expectations failed") as caught:
+    with pytest.raises(
+        UserError, match=r"1 expectations failed.*\n.*column answer gives one number.*jsonl line"
+    ) as caught:
         prepared(place, "data=files", f"data.reads='{source}'")
     assert repr(broken["question"]) in str(caught.value)
     assert str(place / "runs/data_docs/index.html") in str(caught.value)
@@ -112,3 +125,24 @@ def test_an_empty_split_names_its_param(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.gate_share"):
         prepared(tmp_path, "data.gate_share=0.0")
     assert not (tmp_path / "aside").exists()
+
+
+def test_data_that_drifted_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    choice = ("data=files", f"data.reads='{source}'")
+
+    def write(test: int) -> None:
+        for half, count in (("train", 400), ("test", test)):
+            rows = [{"question": f"How many is {half} {i}?", "answer": f"#### {i}"} for i in range(count)]
+            (source / f"{half}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    write(20)
+    stage = prepared(tmp_path / "a", *choice)
+    assert stage.log.datasets[0] == (source, "files", "source")
+    write(40)
+    with pytest.raises(UserError, match=r"drift test: .*rows '20 before, 40 now'"):
+        prepared(tmp_path / "b", *choice)
+    assert not (tmp_path / "b/aside").exists()
+    prepared(tmp_path / "c", *choice, "data.max_drift=1")
+    prepared(tmp_path / "d", *choice)

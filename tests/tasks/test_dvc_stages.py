@@ -201,6 +201,7 @@ def test_a_fault_is_one_line_and_names_the_stage_once() -> None:
     [
         ([], "sqlite:////tmp/mlflow.db", set()),
         (["data=gsm8k"], "sqlite:////tmp/mlflow.db", {"prepare_data"}),
+        (["preferences.source=hf://org/name@main"], "sqlite:////tmp/mlflow.db", {"collect_preferences"}),
         (["sft.source=hf://org/name@main"], "sqlite:////tmp/mlflow.db", {"fetch_sft"}),
         (["sft.source=models:/name@champion"], "sqlite:////tmp/mlflow.db", set()),
         (["sft.source=models:/name@champion"], "http://mlflow.example:5000", {"fetch_sft", "register"}),

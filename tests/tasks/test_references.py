@@ -39,6 +39,13 @@ def test_branches_become_commits_and_the_rest_stays(asked: list[tuple[str, str, 
     assert fixed == raw
 
 
+def test_a_preference_set_of_the_hub_is_pinned(asked: list[tuple[str, str, str]]) -> None:
+    fixed, pins = pin(compose(["preferences.source=hf://org/pairs@v2"]))
+    assert asked == [("dataset", "org/pairs", "v2")]
+    assert fixed["preferences"]["source"] == f"hf://org/pairs@{COMMIT}"
+    assert pins == [f"preferences.source hf://org/pairs@v2 is hf://org/pairs@{COMMIT}"]
+
+
 def test_what_does_not_move_asks_nobody(asked: list[tuple[str, str, str]]) -> None:
     for overrides in ([], [f"sft.source=hf://org/name@{COMMIT}", "data=gsm8k", f"data.hub.revision={COMMIT}"]):
         raw = compose(overrides)

@@ -14,8 +14,8 @@ import torch
 
 from bench.performance.measured import meter
 from bench.performance.measured.setting import params_of
-from rlhf.data.gsm8k import SOURCES
 from rlhf.data.prompts import encode_prompts
+from rlhf.data.sources import read, to_problem
 from rlhf.models import sources
 from rlhf.models.checkpoints import Manifest, load_policy, load_tokenizer, reward_pad_token, save_checkpoint
 from rlhf.models.reward_model import from_policy
@@ -31,7 +31,8 @@ def main(settings: meter.Settings) -> meter.Numbers:
     sources.fetch(params.sft.source, place / "model", tiny=params.sft.tiny, seed=params.seed)
     make_reward_model(place)
     tokenizer = load_tokenizer(place / "model")
-    test = SOURCES[params.data.source](params.data)["test"]
+    rows = read(params.data.model_copy(update={"max_test": None}))["test"]
+    test = [to_problem(row, params.data.source) for row in rows]
     encoded = encode_prompts(tokenizer, [problem.question for problem in test], params.prompt)
     chosen = [(p, tokens) for p, tokens in zip(test, encoded, strict=True) if tokens][: settings["count"]]
     (place / "problems.json").write_text(json.dumps([asdict(problem) for problem, _ in chosen]))

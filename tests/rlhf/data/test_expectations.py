@@ -1,4 +1,4 @@
-"""The data gate: each expectation has data that fails it, and only it."""
+"""The data gate on prepared splits, and what is told of it: each expectation has data that fails it, and only it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.data.expectations import MIN_ROWS, Verdict, validate
+from rlhf.data import suites
+from rlhf.data.expectations import Suite, Verdict, evaluate
 from rlhf.data.gsm8k import SPLITS, Problem, Splits, make_problem
 from rlhf.errors import UserError
 
@@ -25,6 +26,7 @@ CHECKS = {
     "the answer holds exactly one ####",
     "the demonstration ends in a #### line",
 }
+OVERLAPS = "at most 25.0% of the questions share 80% of their 8-grams with train (data.max_overlap)"
 
 
 def rows(split: str, count: int) -> list[Problem]:
@@ -32,11 +34,22 @@ def rows(split: str, count: int) -> list[Problem]:
 
 
 def sound() -> Splits:
-    return {split: rows(split, MIN_ROWS[split]) for split in SPLITS}
+    return {split: rows(split, suites.MIN_ROWS[split]) for split in SPLITS}
+
+
+def validate(splits: Splits, docs: Path) -> Verdict:
+    return evaluate(list(suites.prepared(splits, max_overlap=0.25)), docs)
+
+
+def failures_told(verdict: Verdict) -> dict[tuple[str, str], tuple[int, list[int]]]:
+    return {
+        (f.title, f.expectation): (f.count, [int(name.removeprefix("row ")) for name, _ in f.rows])
+        for f in verdict.failures
+    }
 
 
 def failures(verdict: Verdict) -> dict[tuple[str, str], tuple[int, list[int]]]:
-    found = {(f.split, f.expectation): (f.count, [number for number, _ in f.rows]) for f in verdict.failures}
+    found = failures_told(verdict)
     for split, numbers in verdict.numbers["splits"].items():
         for name, result in numbers["expectations"].items():
             assert result["success"] is ((split, name) not in found)
@@ -51,9 +64,13 @@ def test_sound_data_passes_every_expectation(tmp_path: Path) -> None:
     assert failures(verdict) == {}
     for split in SPLITS:
         numbers = verdict.numbers["splits"][split]
-        assert numbers["rows"] == MIN_ROWS[split]
-        leaks = {f"the question is not in {', '.join(SPLITS[: SPLITS.index(split)])}"} if split != "train" else set()
-        assert set(numbers["expectations"]) == {check.format(rows=MIN_ROWS[split]) for check in CHECKS} | leaks
+        assert numbers["rows"] == suites.MIN_ROWS[split]
+        leaks = (
+            {f"the question is not in {', '.join(SPLITS[: SPLITS.index(split)])}", OVERLAPS}
+            if split != "train"
+            else set()
+        )
+        assert set(numbers["expectations"]) == {check.format(rows=suites.MIN_ROWS[split]) for check in CHECKS} | leaks
     assert (tmp_path / "docs" / "index.html").is_file()
 
 
@@ -109,6 +126,26 @@ def test_a_question_in_an_earlier_split_fails(tmp_path: Path, split: str, other:
     assert failures(validate(splits, tmp_path)) == {(split, f"the question is not in {earlier}"): (1, [5])}
 
 
+@pytest.mark.parametrize(("leaked", "passes"), [(2, True), (3, False)])
+def test_more_overlap_with_train_than_the_threshold_fails(tmp_path: Path, leaked: int, passes: bool) -> None:
+    splits = sound()
+    story = "Tom had many red apples in a box and gave some of them away to his sister"  # 17 words, ten 8-grams
+    splits["train"][0] = replace(splits["train"][0], question=f"{story}.")
+    for i in range(leaked):
+        splits["test"][i] = replace(splits["test"][i], question=f"{story} {i}!")  # one gram of eleven is new
+    found = failures_told(validate(splits, tmp_path))
+    assert found == ({} if passes else {("test", OVERLAPS): (leaked, list(range(leaked)))})
+
+
+def test_a_question_that_shares_less_is_another_question(tmp_path: Path) -> None:
+    splits = sound()
+    story = "Tom had many red apples in a box and gave some of them away to his sister"
+    splits["train"][0] = replace(splits["train"][0], question=f"{story}.")
+    for i in range(8):
+        splits["test"][i] = replace(splits["test"][i], question=f"{story} {i} days ago, in the evening, did he not?")
+    assert failures_told(validate(splits, tmp_path)) == {}
+
+
 def test_too_few_rows_fail(tmp_path: Path) -> None:
     splits = sound()
     splits["test"] = splits["test"][:-1]
@@ -143,7 +180,7 @@ def test_the_message_names_expectation_split_count_and_rows(tmp_path: Path) -> N
 
 def test_the_verdict_is_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        validate(sound(), tmp_path / f"docs-{name}").write(tmp_path / f"{name}.json")
+        validate(sound(), tmp_path / f"docs-{name}").write(tmp_path / f"{name}.json", ["splits"])
     text = (tmp_path / "a.json").read_text()
     assert text == (tmp_path / "b.json").read_text()
     assert text.endswith("}\n")
@@ -151,13 +188,27 @@ def test_the_verdict_is_the_same_every_time(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
 
 
-def test_an_expectation_that_cannot_be_evaluated_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expectation_that_cannot_be_evaluated_is_an_error(tmp_path: Path) -> None:
     import great_expectations.expectations.core as gxe
-    from great_expectations.expectations.expectation import Expectation
+    from pandas import DataFrame
 
-    def unknown_column(split: str, min_rows: int) -> list[Expectation]:
-        return [gxe.ExpectColumnValuesToNotBeNull(column="absent", notes=f"{split} {min_rows}")]
+    check = gxe.ExpectColumnValuesToNotBeNull(column="absent", notes="it is there")
+    suite = Suite("splits", "train", DataFrame({"question": ["a"]}), [check], lambda row: (f"row {row}", "a"))
+    with pytest.raises(UserError, match=r"train: it is there: cannot be evaluated: .*absent"):
+        evaluate([suite], tmp_path)
 
-    monkeypatch.setattr("rlhf.data.expectations.expectations", unknown_column)
-    with pytest.raises(UserError, match=r"train: train 32: cannot be evaluated: .*absent"):
-        validate(sound(), tmp_path)
+
+def test_the_summary_tells_counts_failures_and_what_is_within_its_threshold(tmp_path: Path) -> None:
+    splits = sound()
+    splits["gate"][0] = replace(splits["gate"][0], gold="many")
+    story = "Tom had many red apples in a box and gave some of them away."
+    splits["train"][0] = replace(splits["train"][0], question=story)
+    splits["test"][0] = replace(splits["test"][0], question=f"So {story}")
+    verdict = validate(splits, tmp_path)
+    text = verdict.summary()
+    assert text.startswith("# Data: 1 expectations failed\n\n| kind | table | rows | expectations met |\n")
+    assert "\n| splits | train | 32 | 10 of 10 |\n" in text
+    assert "\n| splits | gate | 8 | 11 of 12 |\n" in text
+    assert f"\n- {verdict.failures[0]}\n" in text
+    assert f"Within their thresholds:\n\n- splits test, 1 rows do not: {OVERLAPS}\n" in text
+    assert validate(sound(), tmp_path / "docs").summary().startswith("# Data: all expectations met\n")

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf.data.prompts import decode_response, encode_prompts, encode_response, render_prompt
+from rlhf.data.prompts import decode_response, encode_prompts, encode_response, render_prompt, sequence_length
 from rlhf.errors import UserError
 from rlhf.params import Prompt
 
@@ -53,6 +53,11 @@ def test_prompts_over_the_limit_are_none(tokenizer: PreTrainedTokenizerFast) -> 
     assert fits == render_prompt(tokenizer, "a" * 30, PROMPT)
     assert len(fits) == 40
     assert too_long is None
+
+
+def test_a_sequence_is_as_long_as_its_prompt_and_its_longest_response(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Three special tokens, seven for `Solve: `, two for the question, three and the end for the response."""
+    assert sequence_length(tokenizer, "ab", ["x", "xyz"], PROMPT) == 16
 
 
 @pytest.mark.parametrize("text", ["It is 5.\n#### 5", "", " 3*4 = <<3*4=12>>12 .\n", "\u2212\u00a0\u20ac \U0001f600"])
