@@ -50,7 +50,7 @@ def test_reads_are_told_apart_by_the_section_they_come_from(tmp_path: Path):
     shutil.copytree(ROOT / "rlhf" / "params", tmp_path / "rlhf" / "params")
     (tmp_path / "rlhf" / "code.py").write_text(CODE)
     (tmp_path / "stages" / "other.py").write_text("def f(lr: float) -> float:\n    return lr\n" * 9)
-    caps = {f"data.max_{split}" for split in ("train", "validation", "gate", "test")}
+    caps = {key for key in leaf_keys() if key.startswith("data.max_")}  # whatever the split is
     expected = {"ppo.lr", "ppo.epochs", "ppo.critic.lr", "seed", *caps}
     assert read_anywhere(tmp_path) == expected
     assert expected < set(leaf_keys())

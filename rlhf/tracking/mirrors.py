@@ -51,7 +51,6 @@ class Mirror:
     def __init__(self, kind: MirrorKind, key: str, name: str, group: str, params: Mapping[str, object]) -> None:
         """`group` is the key of the pipeline's run, if there is one."""
         self._kind = kind
-        self._place = anchors.mirror_dir() / kind
         self._queue: SimpleQueue[Points | None] = SimpleQueue()
         self._run = key, name, group, dict(params)
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
@@ -71,8 +70,9 @@ class Mirror:
 
     def _work(self) -> None:
         try:
-            self._place.mkdir(parents=True, exist_ok=True)
-            target = _target(self._kind, self._place, *self._run)
+            place = anchors.mirror_dir() / self._kind
+            place.mkdir(parents=True, exist_ok=True)
+            target = _target(self._kind, place, *self._run)
             while (points := self._queue.get()) is not None:
                 target.write(points)
             target.close()
