@@ -221,7 +221,7 @@ def build_experience(
 
 
 def correct_for_sampler(experience: Experience, rollout: Rollout, cap: float) -> Experience:
-    """The experience with truncated importance weights min(pi_trainer / pi_sampler, cap) on the response evaluated."""
+    """The experience with truncated importance weights min(pi_trainer / pi_sampler, cap) on the response actions."""
     weights = importance_weights(experience.logprobs, rollout.sampler_logprobs, cap) * experience.batch.mask
     return experience._replace(weights=weights)
 
