@@ -186,15 +186,15 @@ class Reference(nn.Module):
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model = model if has_adapter(model) else model.eval().requires_grad_(False)
+        self._model = model if has_adapter(model) else model.eval().requires_grad_(False)
         self._dtype = dtype
 
     @torch.no_grad()
     def logprobs(self, batch: TokenBatch, temperature: float, kept: Tensor | None = None) -> Tensor:
         """Float32 (B, T-1) log-probabilities of the batch's actions, among `kept` if given; 0 off the mask."""
-        with adapter_off(self.model):
-            hidden = final_hidden(self.model, batch, self._dtype)
-            return action_logprobs(self.model, hidden, batch, temperature, self._dtype, kept).logprobs
+        with adapter_off(self._model):
+            hidden = final_hidden(self._model, batch, self._dtype)
+            return action_logprobs(self._model, hidden, batch, temperature, self._dtype, kept).logprobs
 
 
 def sampling_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -72,11 +72,12 @@ def whole_policy(sft: Path, actor_critic: ActorCritic) -> tuple[PreTrainedModel,
 def reference(sft: Path, policy: PreTrainedModel, params: Params) -> Reference:
     """The frozen SFT policy, which a policy with an adapter holds in itself."""
     dtype = matmul_dtype(params.runtime)
-    made = Reference(policy if has_adapter(policy) else load_policy(sft), dtype)
+    model = policy if has_adapter(policy) else load_policy(sft)
+    if model is not policy and not shards(params):
+        model = rounded(model, dtype)
+    made = Reference(model, dtype)
     if shards(params):
         shard(made, device(params.runtime), ["logprobs"])
-    elif not has_adapter(policy):
-        rounded(made.model, dtype)
     return made.to(device(params.runtime))
 
 
