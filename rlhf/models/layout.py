@@ -20,20 +20,18 @@ from rlhf.models.checkpoints import Manifest
 
 WEIGHTS = "model*.safetensors"
 INDEX = "model.safetensors.index.json"
-FILES = (
-    WEIGHTS,
-    INDEX,
+PLAIN = (
     "config.json",
     "generation_config.json",
-    "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
     "spiece.model",
-    "chat_template.*",
 )
+"""Files of a checkpoint that have one name each."""
+FILES = (WEIGHTS, INDEX, *PLAIN, "tokenizer*", "chat_template.*")
 MODEL_CARD = "README.md"
 SINGLE = (".gguf", *archives.SUFFIXES)
 """How the name of a file ends that is a whole checkpoint."""

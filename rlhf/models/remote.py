@@ -17,17 +17,10 @@ from rlhf.models.downloads import Remote
 from rlhf.models.layout import Origin
 
 BESIDE_WEIGHTS = (
-    "config.json",
-    "generation_config.json",
+    *layout.PLAIN,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
 )
