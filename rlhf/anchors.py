@@ -99,7 +99,7 @@ def _directory(variable: str, name: str) -> Path:
 
 def downloads_dir() -> Path:
     """Where fetched checkpoints lie for every workspace: RLHF_DOWNLOADS_DIR, or in the main checkout."""
-    return Path(os.environ.get("RLHF_DOWNLOADS_DIR") or main_checkout() / ".cache" / "downloads").absolute()
+    return _directory("RLHF_DOWNLOADS_DIR", ".cache/downloads")
 
 
 def environment() -> dict[str, str]:
