@@ -39,7 +39,7 @@ def build_graph() -> grimp.ImportGraph:
 
 def is_code(dep: str) -> bool:
     """Whether a dep of dvc.yaml is code rather than data."""
-    return dep.endswith((".py", ".j2", ".c", ".cpp", ".lock"))
+    return dep.endswith((".py", ".j2", ".c", ".cpp", ".h", ".lock"))
 
 
 def _with_packages(modules: set[str]) -> set[str]:

@@ -30,7 +30,7 @@ QUIET = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLEL
 
 def code() -> list[str]:
     """What decides how fast a row is, beside the machine: other code needs other measurements."""
-    kernels = sorted((anchors.CHECKOUT / "rlhf").rglob("*.cpp"))
+    kernels = sorted(path for kind in ("*.cpp", "*.h") for path in (anchors.CHECKOUT / "rlhf").rglob(kind))
     rooms = ["conf", "bench/performance/measured", "bench/peers.lock", "requirements.lock"]
     rooms += [f"rlhf/{room}" for room in ("data", "evaluation/accuracy.py", "generation", "models", "ppo", "training")]
     return rooms + [str(path.relative_to(anchors.CHECKOUT)) for path in kernels]

@@ -41,7 +41,7 @@ def products(tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Iter
     """The calls that multiply (tokens, inputs) with a weight: torch's own, and with the weight laid out by oneDNN."""
     x, layer = torch.randn(tokens, inputs).to(dtype), nn.Linear(inputs, outputs, bias=False, dtype=dtype)
     yield partial(layer, x)
-    yield partial(PackedLinear(layer), x)
+    yield partial(PackedLinear(layer, dtype=dtype), x)
 
 
 def best_seconds(work: Callable[[], Tensor]) -> float:

@@ -30,8 +30,8 @@ class LlamaDecoder:
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], rows: int, new_tokens: int) -> None:
         """Takes the model's weights as they are, for `rows` of `prompts` at once and that many new tokens each."""
         capacity = max(map(len, prompts)) + new_tokens
-        self._weights = w = weights.read(model, capacity)
-        self._operations = operations(w.shape, w.dtype)
+        self._operations = operations(weights.shape(model), model.dtype)
+        self._weights = w = weights.read(model, capacity, self._operations.linear)
         self._cache = Cache(len(w.layers), w.shape, rows, capacity, w.dtype)
         self._rows = 0
         self._shared = 0
@@ -55,7 +55,7 @@ class LlamaDecoder:
         ends = torch.tensor(lengths)
         self._cache.lengths[self._rows : self._rows + len(prompts)] = ends + self._shared
         self._rows += len(prompts)
-        return self._weights.head(hidden[ends.cumsum(dim=0) - 1]).float()
+        return self._weights.head(hidden[ends.cumsum(dim=0) - 1])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Float32 (n, V) logits after one more token (n,) in each row under way."""
@@ -65,7 +65,7 @@ class LlamaDecoder:
 
         hidden = self._forward(tokens, attention)
         self._cache.lengths[: self._rows] += 1
-        return self._weights.head(hidden).float()
+        return self._weights.head(hidden)
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Ends all rows but these (ascending); returns them in the order in which they stand from now on."""

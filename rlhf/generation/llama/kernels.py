@@ -1,45 +1,44 @@
-"""The operations of a decoding step in C++ (kernels.cpp), where a compiler is at hand.
-
-Compiled once for this processor, into the user's cache directory; torch's own OpenMP threads run it.
-"""
+"""The operations of a decoding step in C++ (kernels.cpp, products.cpp)."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
-import tempfile
-from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlhf.generation.llama.operations import BLOCK, Cache, Operations, TorchOperations
-from rlhf.generation.llama.weights import Shape, Weights
+from rlhf.generation.llama.library import MAX_GROUP, MAX_SIZE, PANEL, description, library
+from rlhf.generation.llama.operations import Cache, Operations, TorchOperations
+from rlhf.generation.llama.weights import Linear, PackedLinear, Shape, Weights, fused
 from rlhf.generation.sampling import needed
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-MAX_GROUP, MAX_SIZE = 16, 256  # query heads that share a key head, and a head's width
-VOCABULARY_BLOCK = 256  # logits whose mass is summed up before the next token is looked for
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-std=c++17",
-    f"-DBLOCK={BLOCK}",
-    f"-DMAX_GROUP={MAX_GROUP}",
-    f"-DMAX_SIZE={MAX_SIZE}",
-    f"-DVOCABULARY_BLOCK={VOCABULARY_BLOCK}",
-)
-COMPILE_SECONDS = 120
+__all__ = ["CompiledLinear", "CompiledOperations", "description", "operations"]
+
+UNIT = 4  # bytes of neighbouring inputs that are multiplied together
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class CompiledLinear:
+    """Linear layers with the same input as one product in C++; see products.cpp for how the weight lies."""
+
+    def __init__(self, library: ctypes.CDLL, layers: tuple[nn.Linear, ...], dtype: torch.dtype) -> None:
+        weight, bias = fused(layers)
+        self._outputs, inputs = weight.shape
+        padded = -(-self._outputs // PANEL) * PANEL
+        self._weight = torch.empty(padded * inputs, dtype=weight.dtype)
+        units = inputs * weight.element_size() // UNIT
+        library.pack_panels(_address(weight), _address(self._weight), self._outputs, units, torch.get_num_threads())
+        self._bias = None if bias is None else nn.functional.pad(bias.float(), (0, padded - self._outputs))
+        self._dtype = dtype
+        self._multiply = library[_product(weight.dtype, dtype)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `Linear` has it."""
+        rows, inputs = x.shape
+        out = torch.empty(rows, self._outputs, dtype=self._dtype)
+        addresses = (_address(tensor) for tensor in (x, self._weight, self._bias, out))
+        self._multiply(*addresses, rows, inputs, self._outputs, torch.get_num_threads())
+        return out
 
 
 class _Heads(ctypes.Structure):
@@ -83,6 +82,14 @@ class CompiledOperations:
         self._run("decode", weights.dtype, ctypes.byref(common), *tensors, len(qkv))
         return out
 
+    def linear(self, *layers: nn.Linear, dtype: torch.dtype) -> Linear:
+        """As `Operations` has it: in C++ where the processor is one of those that products.cpp is for."""
+        weight = layers[0].weight
+        whole = weight.shape[1] * weight.element_size() % UNIT == 0
+        if whole and hasattr(self._library, _product(weight.dtype, dtype)):
+            return CompiledLinear(self._library, layers, dtype)
+        return PackedLinear(*layers, dtype=dtype)
+
     def pick(self, logits: Tensor, temperature: float, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `Operations` has it."""
         tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
@@ -97,15 +104,10 @@ class CompiledOperations:
 
 def operations(shape: Shape, dtype: torch.dtype) -> Operations:
     """The compiled operations where there are any for such heads and such a type, else PyTorch's."""
-    library = _library()
-    if library is None or dtype not in TYPES or shape.group > MAX_GROUP or shape.size > MAX_SIZE:
+    compiled = library()
+    if compiled is None or dtype not in TYPES or shape.group > MAX_GROUP or shape.size > MAX_SIZE:
         return TorchOperations()
-    return CompiledOperations(library)
-
-
-def description() -> str:
-    """What this process computes with, C++ by the hash of its source: part of what decides a result."""
-    return "PyTorch" if _library() is None else f"C++ {sha256(SOURCE.read_bytes()).hexdigest()[:12]}"
+    return CompiledOperations(compiled)
 
 
 def _address(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -115,39 +117,6 @@ def _address(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler or what it makes does not load."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        return None
-    try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _compiled(compiler: str) -> Path:
-    """The shared library of this source, compiler and processor; made where it is not there yet."""
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS).stdout
-    flags = " ".join(FLAGS).encode()
-    key = sha256(b"\0".join((SOURCE.read_bytes(), flags, version, _processor()))).hexdigest()[:24]
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gsm8k-rlhf"
-    target = directory / f"kernels-{key}.so"
-    if not target.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory) as place:
-            made = Path(place) / target.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
-            made.replace(target)
-    return target
-
-
-def _processor() -> bytes:
-    """What `-march=native` looks at: a home directory may serve machines of several kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_bytes().split(b"\n")
-    except OSError:
-        return b""
-    return b"\n".join(sorted({line for line in lines if line.startswith((b"flags", b"Features", b"model name"))}))
+def _product(weights: torch.dtype, results: torch.dtype) -> str:
+    """The symbol that multiplies."""
+    return f"multiply_{TYPES[weights]}_{TYPES[results]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from rlhf.generation.llama.weights import Layer, Shape, Weights
+from rlhf.generation.llama.weights import Layer, Linear, PackedLinear, Shape, Weights
 from rlhf.generation.sampling import from_logits
 
 BLOCK = 64  # places that the kernels read at once
@@ -43,7 +43,10 @@ class Cache:
 
 
 class Operations(Protocol):
-    """Three steps of a layer, each over N tokens, and what follows the last one."""
+    """A layer's products, three steps between them, each over N tokens, and what follows the last layer."""
+
+    def linear(self, *layers: nn.Linear, dtype: torch.dtype) -> Linear:
+        """As `MakeLinear` has it."""
 
     def normalise(self, stream: Tensor, added: Tensor | None, weight: Tensor, weights: Weights) -> Tensor:
         """Adds (N, D) to the float32 residual stream (N, D) in place; returns the stream's RMS norm, (N, D)."""
@@ -63,6 +66,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """The operations in PyTorch."""
+
+    linear = PackedLinear
 
     def normalise(self, stream: Tensor, added: Tensor | None, weight: Tensor, weights: Weights) -> Tensor:
         """As `Operations` has it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +16,45 @@ from rlhf.models.llama import why_not_family
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
 
 
-class PackedLinear:
-    """Linear layers with the same input as one product, its weight laid out by oneDNN once and for all.
-
-    Without oneDNN the fused weight is used as it is.
-    """
-
-    def __init__(self, *layers: nn.Linear) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        if biases and len(biases) < len(layers):
-            raise ValueError("either all of the fused layers have a bias or none has")
-        self._bias = torch.cat(biases) if biases else None
-        self._packed = torch.backends.mkldnn.is_available() and weight.device.type == "cpu"
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
+class Linear(Protocol):
+    """Linear layers with the same input as one product."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(N, D) to (N, D'), in the weight's type."""
+        """(N, D), in the weight's type, to (N, D')."""
+
+
+class MakeLinear(Protocol):
+    """Makes a product out of a copy of the layers' weights."""
+
+    def __call__(self, *layers: nn.Linear, dtype: torch.dtype) -> Linear:
+        """`dtype`: of the results."""
+
+
+class PackedLinear:
+    """The product by oneDNN, the weight laid out once and for all; without oneDNN with the fused weight as it is."""
+
+    def __init__(self, *layers: nn.Linear, dtype: torch.dtype) -> None:
+        weight, self._bias = fused(layers)
+        self._packed = torch.backends.mkldnn.is_available() and weight.device.type == "cpu"
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `Linear` has it."""
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return nn.functional.linear(x, self._weight, self._bias)
+            out = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        else:
+            out = nn.functional.linear(x, self._weight, self._bias)
+        return out.to(self._dtype)
+
+
+def fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The weights (D', D) and the biases (D') of layers with the same input, copied one behind the other."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    if biases and len(biases) < len(layers):
+        raise ValueError("either all of the fused layers have a bias or none has")
+    return weight, torch.cat(biases) if biases else None
 
 
 @dataclass(frozen=True)
@@ -55,13 +76,13 @@ class Layer:
     """One decoder layer. `qkv` gives queries, keys and values side by side, `gate_up` the two halves of SwiGLU."""
 
     input_norm: Tensor
-    qkv: PackedLinear
+    qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: PackedLinear
+    out: Linear
     mlp_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,7 @@ class Weights:
     """A whole model.
 
     Attributes:
-        head: the output layer, final hidden states to logits.
+        head: the output layer, final hidden states to float32 logits.
         cos, sin: float32 (positions, head size) of the rotary embedding.
         scale: what a product of query and key is multiplied with.
     """
@@ -78,7 +99,7 @@ class Weights:
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
-    head: PackedLinear
+    head: Linear
     epsilon: float
     cos: Tensor
     sin: Tensor
@@ -104,37 +125,41 @@ def why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
+def shape(model: PreTrainedModel) -> Shape:
+    """The heads of a model's attention."""
+    config, trunk = model.config, cast(Any, model.base_model)
+    return Shape(config.num_attention_heads, config.num_key_value_heads, trunk.layers[0].self_attn.head_dim)
+
+
 @torch.no_grad()
-def read(model: PreTrainedModel, positions: int) -> Weights:
-    """The weights of a model as they are now, a copy, for that many positions."""
+def read(model: PreTrainedModel, positions: int, linear: MakeLinear = PackedLinear) -> Weights:
+    """The weights of a model as they are now, a copy, for that many positions; `linear` makes the products."""
     trunk: Any = model.base_model
     config = model.config
-    attention = trunk.layers[0].self_attn
-    shape = Shape(config.num_attention_heads, config.num_key_value_heads, attention.head_dim)
     cos, sin = trunk.rotary_emb(torch.empty(0, dtype=torch.float32), torch.arange(positions)[None])
     return Weights(
-        shape=shape,
+        shape=shape(model),
         embedding=trunk.embed_tokens.weight.detach(),
-        layers=[_layer(layer) for layer in trunk.layers],
+        layers=[_layer(layer, partial(linear, dtype=model.dtype)) for layer in trunk.layers],
         norm=trunk.norm.weight.detach().float(),
-        head=PackedLinear(cast(nn.Linear, model.get_output_embeddings())),
+        head=linear(cast(nn.Linear, model.get_output_embeddings()), dtype=torch.float32),
         epsilon=config.rms_norm_eps,
         cos=cos[0],
         sin=sin[0],
-        scale=attention.scaling,
+        scale=trunk.layers[0].self_attn.scaling,
     )
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any, linear: Callable[..., Linear]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return Layer(
         input_norm=layer.input_layernorm.weight.detach().float(),
-        qkv=PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=None if query_norm is None else query_norm.weight.detach().float(),
         key_norm=None if key_norm is None else key_norm.weight.detach().float(),
-        out=PackedLinear(attention.o_proj),
+        out=linear(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
-        gate_up=PackedLinear(mlp.gate_proj, mlp.up_proj),
-        down=PackedLinear(mlp.down_proj),
+        gate_up=linear(mlp.gate_proj, mlp.up_proj),
+        down=linear(mlp.down_proj),
     )

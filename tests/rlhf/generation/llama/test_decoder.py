@@ -66,7 +66,7 @@ def test_only_the_native_sampler_asks_for_a_compiler(monkeypatch: pytest.MonkeyP
     cpu, expected = torch.device("cpu"), kernels.description()
     assert expected.startswith(("C++ ", "PyTorch"))
     assert decoders.kernels("native", cpu) == decoders.kernels("auto", cpu) == expected
-    monkeypatch.setattr(kernels, "_library", refuse)
+    monkeypatch.setattr("rlhf.generation.llama.library.library", refuse)
     assert decoders.kernels("transformers", cpu) == decoders.kernels("auto", torch.device("cuda")) == ""
 
 

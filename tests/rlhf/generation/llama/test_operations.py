@@ -188,3 +188,27 @@ def test_greedy_takes_the_first_of_the_largest_logits() -> None:
         torch.testing.assert_close(logprobs.double(), expected, atol=1e-6, rtol=1e-6)
         with pytest.raises(ValueError, match="uniforms"):
             operations.pick(logits, 1.0, None)
+
+
+@pytest.mark.parametrize("results", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(6, 5), (64, 48), (40, 113)])
+def test_products_of_fused_layers(sizes: tuple[int, int], bias: bool, dtype: torch.dtype, results: torch.dtype) -> None:
+    """Every number of rows, and a row's result the same to the bit whatever shares its product."""
+    if dtype == torch.float32 != results:
+        pytest.skip("results are never rougher than the weights")
+    torch.manual_seed(0)
+    inputs, outputs = sizes
+    layers = [torch.nn.Linear(inputs, width, bias=bias, dtype=dtype) for width in (outputs, 3)]
+    x = torch.randn(19, inputs).to(dtype)
+    expected = torch.cat([x.double() @ layer.weight.double().T for layer in layers], dim=1)
+    expected += torch.cat([layer.bias for layer in layers]).double() if bias else 0
+    for operations in (TorchOperations(), compiled(model((4, 1, 8), dtype))):
+        product = operations.linear(*layers, dtype=results)
+        together = product(x)
+        assert together.dtype == results
+        torch.testing.assert_close(together.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        if isinstance(product, kernels.CompiledLinear):
+            for rows in range(1, 19):
+                assert torch.equal(product(x[:rows]), together[:rows])
