@@ -54,7 +54,6 @@ def client(uri: str) -> MlflowClient:
         if uri.startswith("postgresql+psycopg2:"):
             _knock(uri)
         return mlflow.MlflowClient(uri)
-    database.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA schema_version")  # reads the file
     with locks.in_turn(database.parent / ".cache" / "tracking.lock"):  # two that make its tables at once break it
