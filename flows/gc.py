@@ -94,10 +94,15 @@ def _sweep_cache(trees: list[Path]) -> None:
 
 
 def _sweep_journals() -> None:
-    """Removes the journals that their server has all of; what it does not have yet stays."""
-    left = [found for found in journal.waiting(anchors.journal_dir()) if not found.remove(journal.destination(found))]
+    """Removes the journals that their server has all of; what it does not have yet stays, and so do broken ones."""
+    left = 0
+    for found in journal.waiting(anchors.journal_dir()):
+        try:
+            left += not found.remove(journal.destination(found))
+        except UserError as error:
+            _say(str(error))
     if left:
-        _say(f"{len(left)} runs are not delivered to MLflow yet and stay: python -m rlhf.tracking flush")
+        _say(f"{left} runs are not delivered to MLflow yet and stay: python -m rlhf.tracking flush")
 
 
 def _keep_within(budget_gb: float) -> None:

@@ -36,12 +36,15 @@ def main_checkout(checkout: Path = CHECKOUT) -> Path:
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or the sqlite database in the main checkout.
 
-    A relative sqlite path is made absolute, and PostgreSQL's driver is named. Raises UserError for what is no URI.
+    A relative sqlite path is made absolute, and PostgreSQL's driver is named. Raises UserError for what is no URI, and
+    for a sqlite database in a directory that is not there: a misspelt one would begin a history of its own.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{main_checkout() / 'mlflow.db'}"
     database = sqlite_file(uri)
     if database is None:
         _require_uri(uri)
+    elif not database.parent.is_dir():
+        raise UserError(f"MLFLOW_TRACKING_URI={uri}: {database.parent} is no directory: make it, or correct the URI")
     return f"sqlite:///{database}" if database else with_driver(uri)
 
 

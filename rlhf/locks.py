@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from rlhf import anchors
+from rlhf import anchors, postgresql
 from rlhf.errors import UserError
 
 POLL_SECONDS = 0.2
@@ -57,7 +57,7 @@ def advisory(uri: str, name: str) -> Iterator[None]:
     It belongs to a connection of its own, outside any transaction: however this process ends, the database frees it.
     Raises UserError where the database cannot be reached.
     """
-    from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+    from sqlalchemy import Connection, make_url, text
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
     key = int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True)
@@ -67,7 +67,7 @@ def advisory(uri: str, name: str) -> Iterator[None]:
         raise UserError("the PostgreSQL URI of the lock cannot be read: write postgresql://user@host/base") from None
 
     def connect() -> Connection:
-        connection = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+        connection = postgresql.connect(url, isolation_level="AUTOCOMMIT")
         while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
             time.sleep(POLL_SECONDS)  # waiting inside the driver would be deaf to Ctrl-C
         return connection

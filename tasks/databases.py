@@ -10,9 +10,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import URL, NullPool, create_engine, make_url, text
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from rlhf import postgresql
 from rlhf.errors import UserError, first_line
 
 SIDECARS = ("", "-wal", "-shm", "-journal")
@@ -120,9 +121,8 @@ class Postgresql:
 
     def is_empty(self) -> bool:
         """Whether it has no tables; raises UserError where it cannot be reached."""
-        engine = create_engine(self._url.set(drivername="postgresql+psycopg2"), poolclass=NullPool)
         try:
-            with engine.connect() as connection:
+            with postgresql.connect(self._url.set(drivername="postgresql+psycopg2")) as connection:
                 query = "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'"
                 return connection.scalar(text(query)) == 0
         except SQLAlchemyError as error:
@@ -149,9 +149,9 @@ class Postgresql:
     def _run(self, program: str, *arguments: str) -> None:
         url = self._url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
         password = {"PGPASSWORD": str(self._url.password)} if self._url.password else {}  # a command line can be seen
-        command = [program, f"--dbname={url}", *arguments]
+        command, environ = [program, f"--dbname={url}", *arguments], postgresql.PATIENCE | os.environ | password
         try:
-            done = subprocess.run(command, check=False, env=os.environ | password, capture_output=True, text=True)
+            done = subprocess.run(command, check=False, env=environ, capture_output=True, text=True)
         except FileNotFoundError:
             raise UserError(f"{program} is missing: install PostgreSQL's client programs") from None
         if done.returncode:

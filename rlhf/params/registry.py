@@ -12,7 +12,7 @@ Level = Annotated[float, Field(gt=0, le=1)]
 
 
 class Registry(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
     """Registered model's name."""
 
 

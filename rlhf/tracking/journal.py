@@ -87,22 +87,22 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    record = json.loads(line)
-                except ValueError:
+                    record: Record = json.loads(line)
+                    record["op"]
+                except (ValueError, TypeError, LookupError):
                     place = self.place / RECORDS
                     raise UserError(f"{place}: no record at byte {offset}: mend or remove that line") from None
                 offset += len(line)
                 yield record, offset
 
     def sent(self, server: str) -> Sent:
-        """What `server` has."""
+        """What `server` has; nothing where the note of it is missing or broken, for then all is compared."""
         try:
             values = json.loads((self.place / SENT).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
+            sent = Sent(**(values | {"unsent": tuple(map(tuple, values["unsent"]))}))
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, LookupError):
             return Sent(server)
-        if values["server"] != server:
-            return Sent(server)
-        return Sent(**(values | {"unsent": tuple(map(tuple, values["unsent"]))}))
+        return sent if sent.server == server else Sent(server)
 
     def acknowledge(self, sent: Sent) -> None:
         """Notes what a server has; without it, everything is compared with what is there."""
@@ -219,7 +219,10 @@ class Writer:
 
 
 def waiting(directory: Path) -> list[Journal]:
-    """The journals in `directory` that no process writes any more; runs without a parent first, older ones first."""
+    """The journals in `directory` that no process writes any more; runs without a parent first, older ones first.
+
+    Last come those that cannot be read: whoever delivers or removes one is told, and the others do not wait for it.
+    """
     if not directory.is_dir():
         return []
     found = []
@@ -228,16 +231,28 @@ def waiting(directory: Path) -> list[Journal]:
             journal = Journal(place)
             if not place.is_dir() or _is_written(journal):
                 continue
-            if journal.exists and (first := next(journal.records(), None)):
-                found.append((bool(first[0]["parent"]), first[0]["start"], journal.key, journal))
+            if journal.exists and (rank := _rank(journal)):
+                found.append((rank, journal.key, journal))
             else:  # killed before its first record, or while it was removed
                 shutil.rmtree(place, ignore_errors=True)
-    return [journal for *_, journal in sorted(found, key=lambda item: item[:3])]
+    return [journal for *_, journal in sorted(found, key=lambda item: item[:2])]
+
+
+def _rank(journal: Journal) -> tuple[int, int] | None:
+    """By what it is sorted among those that wait; None where it has no record."""
+    try:
+        first = next(journal.records(), None)
+        return first and (int(bool(first[0]["parent"])), first[0]["start"])
+    except (UserError, LookupError):
+        return 2, 0
 
 
 def destination(journal: Journal) -> str:
-    """The server for which the run was logged, last of all."""
-    return next(record["server"] for record, _ in reversed([*journal.records()]) if record["op"] == "run")
+    """The server for which the run was logged, last of all; raises UserError where the journal is broken."""
+    try:
+        return next(record["server"] for record, _ in reversed([*journal.records()]) if record["op"] == "run")
+    except (StopIteration, LookupError):
+        raise UserError(f"{journal.place / RECORDS}: tells of no run: mend or remove it") from None
 
 
 def is_ended(journal: Journal) -> bool:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf import access, anchors, locks
+from rlhf import access, anchors, locks, postgresql
 from rlhf.redaction import redact
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 
 def quiet_mlflow() -> ModuleType:
     """The mlflow package without its chatter, telemetry and patience, with the log-in of our own servers."""
-    for name, value in (PATIENCE | SILENCE | access.for_clients()).items():
+    for name, value in (PATIENCE | postgresql.PATIENCE | SILENCE | access.for_clients()).items():
         os.environ.setdefault(name, value)
     access.past_proxies()
     import mlflow
@@ -52,21 +52,12 @@ def client(uri: str) -> MlflowClient:
     database = anchors.sqlite_file(uri.partition("?")[0])
     if database is None:
         if uri.startswith("postgresql+psycopg2:"):
-            _knock(uri)
+            postgresql.connect(uri).close()
         return mlflow.MlflowClient(uri)
-    database.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA schema_version")  # reads the file
     with locks.in_turn(database.parent / ".cache" / "tracking.lock"):  # two that make its tables at once break it
         return mlflow.MlflowClient(uri)
-
-
-def _knock(uri: str) -> None:
-    """Connects to PostgreSQL once; raises SQLAlchemyError."""
-    from sqlalchemy import NullPool, create_engine
-
-    patience = {"connect_timeout": int(PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"])}
-    create_engine(uri, poolclass=NullPool, connect_args=patience).connect().close()
 
 
 def experiment_id(client: MlflowClient) -> str:

@@ -117,9 +117,13 @@ def test_a_journal_goes_when_its_server_has_all_of_it_and_never_before(
     start = {"op": "run", "name": "pipeline", "server": "http://nowhere", "start": 1, "parent": "", "tags": {}}
     writer.append(start)
     writer.close()
+    (here / "broken-0").mkdir()
+    (here / "broken-0" / journal.RECORDS).write_text("{\n")
     assert gc.main(["limits.disk_gb=0.000001"]) == 1
-    assert [place.name for place in here.iterdir() if place.is_dir()] == ["pipeline-0"]
-    assert "gc: 1 runs are not delivered to MLflow yet and stay" in capsys.readouterr().out
+    assert {place.name for place in here.iterdir() if place.is_dir()} == {"pipeline-0", "broken-0"}
+    said = capsys.readouterr().out
+    assert "gc: 1 runs are not delivered to MLflow yet and stay" in said
+    assert f"gc: {here / 'broken-0' / journal.RECORDS}: no record at byte 0" in said
 
 
 def test_a_copy_that_is_being_made_is_not_disturbed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_artifacts_lie_beside_a_database_of_ones_own(monkeypatch, tmp_path):
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
         ("postgresql://user:a+b@host/db?host=/x", "postgresql+psycopg2://user:a+b@host/db?host=/x"),
         ("postgresql+asyncpg://user@host/db", "postgresql+asyncpg://user@host/db"),
-        ("sqlite:////absolute/mlflow.db", "sqlite:////absolute/mlflow.db"),
+        ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
         ("sqlite:///relative.db", "sqlite:///{cwd}/relative.db"),
         ("sqlite:///:memory:", "sqlite:///:memory:"),
     ],
@@ -87,6 +87,16 @@ def test_what_is_no_tracking_uri_is_told_without_its_password(monkeypatch):
         UserError, match=r"^MLFLOW_TRACKING_URI=postgresql://user:\*\*\*@host/db: Invalid IPv6 URL: write"
     ):
         anchors.tracking_uri()
+
+
+@pytest.mark.parametrize("place", ["nowhere/deeper", "file"])
+def test_a_database_in_no_directory_is_told_and_none_is_made(monkeypatch, tmp_path, place):
+    (tmp_path / "file").touch()
+    uri = f"sqlite:///{tmp_path}/{place}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UserError, match=f"^MLFLOW_TRACKING_URI={uri}: {tmp_path}/{place} is no directory: make it"):
+        anchors.tracking_uri()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_state_is_kept_where_the_environment_says(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,3 +123,13 @@ def test_a_database_without_a_lock_to_give_is_one_line_without_its_password(uri:
     assert uri.replace("secret", "***") in message
     assert "secret" not in message
     assert "\n" not in message
+
+
+def test_a_host_that_takes_connections_and_never_answers_gives_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.postgresql.CONNECT_SECONDS", 2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/base"
+        with pytest.raises(UserError, match=r"timeout expired\): start PostgreSQL"), advisory(uri, "mine"):
+            pytest.fail("held")

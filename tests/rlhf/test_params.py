@@ -202,6 +202,7 @@ def test_whole_floats_are_integers_and_others_are_not():
         ({"ppo__reward__format_bonus": 0.5}, "ppo.reward.format_bonus: "),
         ({"evaluation__confidence": 1.0}, "evaluation.confidence: "),
         ({"registry__name": "a/b"}, "registry.name: "),
+        ({"registry__name": "a" * 201}, "registry.name: "),
         ({"seed": 2**32}, "seed: "),
         ({"ppo": 3}, "ppo: "),
         ({"ppo": None}, "ppo: "),

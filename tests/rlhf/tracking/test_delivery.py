@@ -17,7 +17,7 @@ from rlhf import anchors, tracking
 from rlhf.errors import UserError
 from rlhf.tracking.__main__ import main
 from rlhf.tracking.delivery import KEY_TAG
-from rlhf.tracking.journal import RECORDS, Journal, waiting
+from rlhf.tracking.journal import RECORDS, SENT, Journal, waiting
 from tests.rlhf.tracking.loopback import Loopback
 
 STEPS = 120
@@ -216,3 +216,32 @@ def test_a_run_that_is_deleted_while_it_logs_stays_deleted(loopback, store, capf
 def test_a_wrong_command_line_shows_how_it_is_called(arguments, capfd):
     assert main(arguments) == 2
     assert "python -m rlhf.tracking flush" in capfd.readouterr().err
+
+
+BROKEN = {"no JSON": "{torn\n", "no record": "[]\n", "no run": '{"op": "end", "time": 1, "status": "FINISHED"}\n'}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_broken_journal_is_told_and_no_other_run_waits_for_it(database, loopback, store, capfd, content):
+    broken = anchors.journal_dir() / "evaluate-0"
+    broken.mkdir(parents=True)
+    (broken / RECORDS).write_text(content)
+    with tracking.stage_run("train_reward", {}) as run:
+        log(run, range(STEPS))
+    assert "cannot be reached" not in capfd.readouterr().err
+    assert points_in(database, the_run(store, run)) == EXPECTED
+    assert flush() == 1
+    left = capfd.readouterr().err
+    assert left.startswith(f"tracking: left: {broken / RECORDS}: ") and "mend or remove" in left
+    assert (broken / RECORDS).read_text() == content
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"server": "x"}'])
+def test_without_a_readable_note_of_what_was_sent_all_is_compared(database, loopback, store, content):
+    loopback.be("absent")
+    with tracking.stage_run("train_reward", {}) as run:
+        log(run, range(STEPS))
+    (anchors.journal_dir() / run.key / SENT).write_text(content)
+    loopback.be("well")
+    assert flush() == 0
+    assert points_in(database, the_run(store, run)) == EXPECTED
