@@ -323,7 +323,8 @@ def test_a_dump_fits_its_own_kind_of_database(home, saved, monkeypatch, capfd):
     [
         ("http://user:secret@127.0.0.1:9", "http://user:***@127.0.0.1:9: no database that is dumped here"),
         ("postgresql://user:secret@127.0.0.1:9/base", "postgresql+psycopg2://user:***@127.0.0.1:9/base: "),
-        ("sqlite:////nowhere/mlflow.db", "/nowhere/mlflow.db is empty: nothing to back up: set MLFLOW_TRACKING_URI"),
+        ("sqlite:////nowhere.db", "/nowhere.db is empty: nothing to back up: set MLFLOW_TRACKING_URI"),
+        ("sqlite:////nowhere/mlflow.db", "MLFLOW_TRACKING_URI=sqlite:////nowhere/mlflow.db: /nowhere is no directory"),
     ],
 )
 def test_what_cannot_be_backed_up_is_one_line(home, monkeypatch, tmp_path, capfd, uri, fault):
