@@ -5,12 +5,12 @@
 DVC keeps what the checkout and its worktrees use now; older params are computed again. Where more than `limits.disk_gb`
 is taken then, it gives up, until it is not, first what belongs to nothing any more, then, the oldest first, training
 states and artifacts of runs that no registered version leads to. Registered versions and points that MLflow does not
-have yet stay. Nothing is touched while a pipeline runs anywhere in the repository, and none starts meanwhile.
+have yet stay. Nothing is touched while a pipeline or a stage runs anywhere in the repository, and no pipeline starts
+meanwhile.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -46,6 +46,9 @@ def _sweep(limits: Limits) -> None:
         for tree in trees:
             if (tree / LOCK.parent).is_dir():
                 held.enter_context(locks.exclusive(tree / LOCK, BUSY.format(tree)))
+            for place in staged(tree):
+                stage = f"runs {place.name.partition('-')[0]} in {tree}: wait for it or stop it"
+                held.enter_context(locks.exclusive(anchors.stage_lock(place), stage))
         ended = sorted(path for path in workspaces.directory().iterdir() if path.is_dir())
         for path in ended:
             held.enter_context(locks.exclusive(workspaces.lock_of(path), BUSY.format(path)))
@@ -54,7 +57,7 @@ def _sweep(limits: Limits) -> None:
             _say(f"removed {path}")
         _sweep_cache([tree for tree in trees if tree.is_dir()])
         shutil.rmtree(anchors.CHECKOUT / "runs", ignore_errors=True)
-        for left in abandoned(anchors.CHECKOUT):
+        for left in staged(anchors.CHECKOUT):
             shutil.rmtree(left, ignore_errors=True)
         _sweep_journals()
         if limits.disk_gb:
@@ -68,20 +71,9 @@ def worktrees() -> list[Path]:
     return [anchors.CHECKOUT, *(tree for tree in others if tree.resolve() != anchors.CHECKOUT)]
 
 
-def abandoned(checkout: Path) -> list[Path]:
-    """Directories STAGE-PROCESS-RANDOM in .partial/, anywhere in the checkout's top two levels, of ended processes."""
-    found = [*checkout.glob(".partial/*-*-*"), *checkout.glob("*/.partial/*-*-*")]
-    return [path for path in found if not _lives(path.name.split("-")[1])]
-
-
-def _lives(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def staged(tree: Path) -> list[Path]:
+    """What stages have begun to write and not put in place: STAGE-RANDOM in .partial/, in a tree's top two levels."""
+    return [*tree.glob(".partial/*-*"), *tree.glob("*/.partial/*-*")]
 
 
 def _sweep_cache(trees: list[Path]) -> None:

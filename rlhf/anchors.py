@@ -82,6 +82,11 @@ def state_lock(state: Path) -> Path:
     return state / "lock"
 
 
+def stage_lock(staging: Path) -> Path:
+    """The file whose lock a stage holds while it writes to its directory in .partial/."""
+    return staging / ".lock"
+
+
 def journal_dir() -> Path:
     """Where what runs log lies until a tracking server has it: RLHF_JOURNAL_DIR, or in the main checkout."""
     return _directory("RLHF_JOURNAL_DIR", ".journal")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import signal
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import config, distributed, faults, hashes, hosts, machine, process, runtime
+from rlhf import anchors, config, distributed, faults, hashes, hosts, locks, machine, process, runtime
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
 from rlhf.hosts import Hosts
@@ -260,12 +259,13 @@ def override_place(workspace: Path, stage: str, params: Params) -> Path:
 
 @contextmanager
 def _staging(place: Path, name: str) -> Iterator[Path]:
-    """A fresh directory in `place`, on its file system, so that a rename into place is atomic."""
+    """A fresh directory in `place`, on its file system, so that a rename into place is atomic; locked meanwhile."""
     partial = place / ".partial"
     partial.mkdir(exist_ok=True)
-    staging = Path(mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=partial))  # `make gc` looks for the process
+    staging = Path(mkdtemp(prefix=f"{name}-", dir=partial))
     try:
-        yield staging
+        with locks.exclusive(anchors.stage_lock(staging), "sweeps it"):
+            yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from flows import gc
 from flows.pipeline import LOCK
 from rlhf import anchors, config, locks, tracking
 from rlhf.config import compose
+from rlhf.stage import _staging
 from rlhf.tracking import journal
 from tasks import workspaces
 
@@ -46,15 +47,12 @@ def test_a_sweep_takes_what_ended_runs_and_killed_stages_left(checkout: Path) ->
     unused = checkout / ".dvc/cache/files/md5/00/000000000000000000000000000000"
     unused.parent.mkdir(parents=True)
     unused.touch()
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    places = (checkout / ".partial", checkout / "models/.partial")  # the second for models on a disk of their own
-    for place in places:
-        for process, end in ((os.getpid(), "a_1"), (ended.pid, "b_2")):
-            (place / f"train_ppo-{process}-{end}" / "models").mkdir(parents=True)
+    # the second for models on a disk of their own
+    left = [checkout / place / ".partial" / "train_ppo-b_2" for place in ("", "models")]
+    for place in left:
+        (place / "models").mkdir(parents=True)
     assert gc.main([]) == 0
-    for place in places:
-        assert [path.name for path in place.iterdir()] == [f"train_ppo-{os.getpid()}-a_1"]
+    assert not any(place.exists() for place in left)
     assert not (checkout / ".workspaces" / "failed").exists()
     assert not (checkout / "runs").exists()
     assert not unused.exists()
@@ -140,3 +138,16 @@ def test_nothing_is_touched_while_a_run_lives(checkout: Path, where: Path, capsy
     assert capsys.readouterr().err.startswith(f"gc: process {os.getpid()} runs the pipeline in {checkout}")
     assert (checkout / ".workspaces" / "failed").is_dir()
     assert (checkout / "runs").is_dir()
+
+
+@pytest.mark.parametrize("tree", [".", ".workspaces/failed"])
+def test_nothing_is_touched_while_a_stage_runs_without_a_flow(
+    checkout: Path, tree: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _staging(checkout / tree, "train_ppo"):
+        assert gc.main([]) == 1
+        place = (checkout / tree).resolve()
+        assert capsys.readouterr().err.startswith(f"gc: process {os.getpid()} runs train_ppo in {place}: wait")
+        assert (checkout / ".workspaces" / "failed").is_dir()
+        assert (checkout / "runs").is_dir()
+    assert gc.main([]) == 0

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from rlhf import config, machine, runtime, tracking
+from rlhf import config, locks, machine, runtime, tracking
 from rlhf import stage as stage_module
 from rlhf.errors import UsageError, UserError
 from rlhf.hashes import dvc_md5
@@ -436,20 +436,21 @@ stage.run_stage("train_ppo", main)
     assert list(Path().glob(".partial/*")) == []
 
 
-def test_what_a_stage_writes_lies_under_its_process_id(workspace, log):
+def test_what_a_stage_writes_is_locked_as_long_as_it_runs(workspace, log):
     """By which `make gc` tells it from a leftover."""
 
     def main(stage: Stage) -> None:
         (place,) = Path(".partial").iterdir()
-        assert place.name.split("-")[:2] == ["train_ppo", str(os.getpid())]
+        assert place.name.partition("-")[0] == "train_ppo"
+        with pytest.raises(UserError, match=f"process {os.getpid()} is there"):
+            locks.exclusive(place / ".lock", "is there").__enter__()
         write_new(stage)
 
     run_stage("train_ppo", main, ())
 
 
-def test_a_leftover_of_a_killed_process_with_this_id_is_no_obstacle(workspace, log):
-    """In a container the same process id comes back at once."""
-    Path(f".partial/train_ppo-{os.getpid()}/models/policy").mkdir(parents=True)
+def test_a_leftover_of_a_killed_process_is_no_obstacle(workspace, log):
+    Path(".partial/train_ppo-b_2/models/policy").mkdir(parents=True)
     run_stage("train_ppo", write_new, ())
     assert outputs() == NEW
 
