@@ -20,6 +20,7 @@ POINTS = (
     "state.synced",
     "state.renamed",  # over the old state, the directory perhaps only in the system's buffers
     "state.safe",
+    "chunk.kept",  # a part of an evaluation is on disk, the next one not begun
     "publish.begun",
     "publish.aside",  # an output of an earlier run is away, the new one not there
     "publish.renamed",

@@ -2,24 +2,28 @@
 
     python -m stages.evaluate [key=value ...]
 
-Test decides nothing; the gate split decides about promotion. Both models decode greedily.
+Test decides nothing; the gate split decides about promotion. Both models decode greedily. A killed evaluation goes on
+behind the last part that was done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import runtime, tracking
+from rlhf import anchors, resuming, runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.errors import UserError
 from rlhf.evaluation import divergence, report
 from rlhf.evaluation.accuracy import Graded, evaluate_model
+from rlhf.evaluation.chunks import Chunks, Row
 from rlhf.evaluation.length_buckets import buckets_csv, length_buckets
 from rlhf.evaluation.right_answers import right_answers_csv
 from rlhf.evaluation.statistics import accuracies_csv, compare, flat
+from rlhf.generation import decoders
 from rlhf.models import checkpoints
 from rlhf.models.actor_critic import sampling_copy
 from rlhf.stage import Stage, run_stage, write_json
@@ -39,11 +43,15 @@ def main(stage: Stage) -> None:
     curve, panel = (report.read_rows(stage.input(f"plots/{name}.csv")) for name in ("ppo", "panel"))
     if not curve:
         raise UserError("plots/ppo.csv: no rows: run dvc repro train_ppo")
+    chunks = _chunks(
+        stage, [stage.input(f"data/prepared/{split}.parquet") for split in SPLITS] + list(directories.values())
+    )
     tokenizers = {name: checkpoints.load_tokenizer(directory) for name, directory in directories.items()}
     device, dtype = runtime.device(params.runtime), runtime.matmul_dtype(params.runtime)
     models = {name: checkpoints.load_policy(directory).to(device) for name, directory in directories.items()}
     sft, policy = (
-        _evaluate(stage, name, sampling_copy(models[name], dtype), tokenizers[name], problems) for name in MODELS
+        _evaluate(stage, chunks, name, sampling_copy(models[name], dtype), tokenizers[name], problems)
+        for name in MODELS
     )
     tokenizer = tokenizers["policy"]
     pair = divergence.Pair(**models, tokenizer=tokenizer, temperature=params.ppo.sampling.temperature, dtype=dtype)
@@ -85,8 +93,22 @@ def _problems(stage: Stage, split: str) -> list[Problem]:
     return read_prepared(path)
 
 
+def _chunks(stage: Stage, inputs: Sequence[Path]) -> Chunks:
+    """Where this very evaluation keeps its parts, held until the outputs are in place."""
+    params = stage.params
+    kernels = decoders.kernels(params.generation.sampler, runtime.device(params.runtime))
+    settings = tracking.params_of(stage.name, params.model_dump())
+    identity = resuming.identity(stage.name, settings, inputs, stage.workspace, kernels)
+    directory = anchors.state_dir() / stage.name / resuming.fingerprint(identity)
+    stage.held.enter_context(resuming.exclusive(directory))
+    stage.after_publishing(lambda: resuming.discard(directory))
+    stage.log.resume(directory / "run")
+    return Chunks(directory, params.evaluation.batch_size)
+
+
 def _evaluate(
     stage: Stage,
+    chunks: Chunks,
     name: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -94,8 +116,12 @@ def _evaluate(
 ) -> Grades:
     """One model on every split."""
     with runtime.progress(f"evaluate {MODELS[name]}", sum(map(len, problems.values()))) as bar:
+
+        def graded(part: Sequence[Problem]) -> list[Row]:
+            return [asdict(row) for row in evaluate_model(model, tokenizer, part, stage.params, on_rows=bar.advance)]
+
         return {
-            split: evaluate_model(model, tokenizer, rows, stage.params, on_rows=bar.advance)
+            split: [Graded(**row) for row in chunks.rows(f"{name}-{split}", rows, graded, on_kept=bar.advance)]
             for split, rows in problems.items()
         }
 

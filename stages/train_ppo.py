@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import anchors, hosts
+from rlhf import anchors, hosts, resuming
 from rlhf.data.gsm8k import read_prepared
 from rlhf.generation import decoders
 from rlhf.models.checkpoints import (
@@ -55,12 +55,12 @@ def main(stage: Stage) -> None:
 
     inputs = [sft, train_split, validation_split] + ([reward_model] if reward_model else [])
     kernels = decoders.kernels(params.generation.sampler, device(params.runtime))
-    identity = state.identity(deciding(params), inputs, stage.workspace, kernels)
+    identity = resuming.identity(stage.name, deciding(params), inputs, stage.workspace, kernels)
     hosts.require_alike(stage.ranks.gather(identity), "give all hosts the same commit, params and inputs")
-    directory = anchors.state_dir() / stage.name / state.fingerprint(identity)
+    directory = anchors.state_dir() / stage.name / resuming.fingerprint(identity)
     if stage.ranks.first:
-        stage.held.enter_context(state.exclusive(directory))
-        stage.after_publishing(lambda: state.discard(directory))
+        stage.held.enter_context(resuming.exclusive(directory))
+        stage.after_publishing(lambda: resuming.discard(directory))
         stage.log.resume(directory / "run")
     stage.ranks.barrier()  # nobody reads a state that another run still writes
 

@@ -1,61 +1,26 @@
 """Training state that survives a kill: one safetensors file and its metadata, replaced whole.
 
-It lives outside DVC's outs, under a key of everything that decides the result, so that no changed param, input, line of
-code or library ever resumes an old state (DESIGN, "Training state is no DVC out").
+It lives in the stage's directory of `rlhf.resuming`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf import anchors, faults, locks
+from rlhf import faults
 from rlhf.errors import UserError, first_line
-from rlhf.hashes import dvc_md5
 from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
 from rlhf.ppo.update import Learner
 
 STATE_FILE = "state.safetensors"
-
-
-def identity(settings: Mapping[str, object], inputs: list[Path], project: Path, kernels: str = "") -> dict[str, object]:
-    """What decides a run's result: params, the inputs' hashes, code, lock file, torch with threads and processor.
-
-    `kernels` says what computes beside torch.
-    """
-    code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / "train_ppo.py"])
-    return {
-        "params": settings,
-        "inputs": {path.name: dvc_md5(path) for path in inputs},
-        "code": {str(path.relative_to(project)): sha256(path.read_bytes()).hexdigest() for path in code},
-        "lock": sha256((project / "requirements.lock").read_bytes()).hexdigest(),
-        "torch": [torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()],
-        "kernels": kernels,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def fingerprint(identity: Mapping[str, object]) -> str:
-    """The key of the run with this identity."""
-    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-
-
-@contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Holds the state's directory; raises UserError with the holder's process id where another run has it."""
-    with locks.exclusive(anchors.state_lock(directory), f"is training this very run, {directory}: wait for it"):
-        yield
 
 
 def save(directory: Path, learner: Learner, progress: Progress) -> None:
@@ -115,11 +80,6 @@ def _read(path: Path, learner: Learner) -> Progress:
     whole_best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
     best = {name: part_like(parameters[name], tensor).to(device) for name, tensor in whole_best.items()}
     return Progress(**(meta | {"best_weights": best}))
-
-
-def discard(directory: Path) -> None:
-    """Removes the state once the outputs are in place."""
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _optimiser_tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:

@@ -48,7 +48,7 @@ VISITS = {  # the second save is the first after an update; outputs are renamed 
 KILLS = [
     f"{point}:{visit}"
     for point in POINTS
-    if not point.startswith("journal.")  # tests/rlhf/tracking/test_kills.py
+    if not point.startswith(("journal.", "chunk."))  # tests/rlhf/tracking/test_kills.py, tests/stages/test_evaluate.py
     for visit in VISITS.get(point, (1,))
 ]
 

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,18 +15,23 @@ from typing import Any
 
 import pytest
 
+from rlhf import config
 from rlhf.config import compose, validate
-from rlhf.data.gsm8k import Problem, write_prepared
+from rlhf.data.gsm8k import Problem, read_prepared, write_prepared
 from rlhf.data.prompts import encode_response
 from rlhf.errors import UserError
 from rlhf.evaluation import accuracy
 from rlhf.evaluation.right_answers import problem_id, read_right_answers
+from rlhf.faults import KILL_VARIABLE
 from rlhf.generation.engine import Sample
 from rlhf.models.checkpoints import Manifest, checkpoint_hash, read_manifest, save_checkpoint
 from rlhf.models.tiny import make_tiny
 from rlhf.stage import Stage
 from stages import evaluate
+from tests import ppo_workspace
+from tests.policies import save_policy
 
+ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"gate": 2, "test": 4}
 PANEL_CSV = "iteration,question,gold,response,correct\n0,panel question?,7,#### 8,False\n"
 PPO_CSV = "iteration,score,validation_accuracy\n0,,0.25\n1,0.4,0.5\n"
@@ -36,6 +45,9 @@ class Log:
         self.tables: dict[str, tuple[list[str], list[list[object]]]] = {}
         self.artifacts: list[str] = []
         self.datasets: list[tuple[str, str, str]] = []
+
+    def resume(self, place: Path) -> None:
+        place.touch()
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         assert step is None
@@ -53,12 +65,15 @@ class Log:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """The stage over a workspace with two tiny checkpoints and two splits whose gold answers are 0, 1, 2, ..."""
     params = validate(compose(["scale=smoke", "runtime.device=cpu"]))
     model, tokenizer = make_tiny(params.sft.tiny, seed=0)
     for name in ("models", ".partial"):
         (tmp_path / name).mkdir()
+    for name in ("rlhf", "stages", "requirements.lock"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setenv("RLHF_STATE_DIR", str(tmp_path / "state"))
     sft = Manifest(kind="sft", source="tiny:", seed=0, stop_token="<|end|>")
     save_checkpoint(tmp_path / "models/sft", model, tokenizer, sft)
     parents = {"sft": checkpoint_hash(tmp_path / "models/sft")}
@@ -67,16 +82,21 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for split, count in COUNTS.items():
         problems = [Problem(f"{split} {i}?", f"#### {i}", str(i), f"#### {i}", 0, "test") for i in range(count)]
         write_prepared(tmp_path / f"data/prepared/{split}.parquet", problems)
+    write_training(tmp_path)
+    with ExitStack() as held:
+        yield Stage("evaluate", params, Log(), tmp_path, tmp_path, held, tmp_path / ".partial")  # type: ignore[arg-type]
+
+
+def write_training(workspace: Path) -> None:
+    """What `train_ppo` leaves beside the policy."""
     written = {
         "metrics/ppo.json": '{"best_iteration": 1}',
         "plots/ppo.csv": PPO_CSV,
         "plots/panel.csv": PANEL_CSV,
     }
     for name, text in written.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    with ExitStack() as held:
-        yield Stage("evaluate", params, Log(), tmp_path, tmp_path, held, tmp_path / ".partial")  # type: ignore[arg-type]
+        (workspace / name).parent.mkdir(exist_ok=True)
+        (workspace / name).write_text(text)
 
 
 @pytest.fixture
@@ -135,9 +155,11 @@ def test_writes_metrics_plot_and_report(stage: Stage, capsys: pytest.CaptureFixt
 
 def page_of(stage: Stage) -> str:
     """The report as the stage makes it, taken away again."""
-    evaluate.main(stage)
-    assert not (stage.place / "reports").exists()
-    stage.publish()
+    with ExitStack() as held:
+        one = replace(stage, held=held)
+        evaluate.main(one)
+        assert not (stage.place / "reports").exists()
+        one.publish()
     page = stage.place / "reports/evaluation/index.html"
     text = page.read_text(encoding="utf-8")
     shutil.rmtree(stage.place / "reports")
@@ -225,3 +247,41 @@ def test_a_curve_without_rows_is_told_before_anything_is_evaluated(
     (stage.workspace / "plots/ppo.csv").write_text(PPO_CSV.splitlines()[0])
     with pytest.raises(UserError, match=r"plots/ppo\.csv: no rows: run dvc repro train_ppo"):
         evaluate.main(stage)
+
+
+OUTPUTS = ("metrics/evaluation.json", "plots/accuracy.csv", "plots/length_buckets.csv", "reports/evaluation/index.html")
+
+
+def run_alone(workspace: Path, kill: str = "") -> int:
+    """The stage in a process of its own; its exit code."""
+    environ = os.environ | {"RLHF_STATE_DIR": str(workspace / "state"), KILL_VARIABLE: kill}
+    return subprocess.run([sys.executable, "-m", "stages.evaluate"], cwd=workspace, env=environ, check=False).returncode
+
+
+def kept(workspace: Path) -> list[str]:
+    """The parts that are on disk."""
+    return sorted(path.stem for path in (workspace / "state/evaluate").rglob("*.json"))
+
+
+def test_killed_after_any_part_and_resumed_the_files_are_those_of_a_run_that_was_never_killed(tmp_path: Path) -> None:
+    """24 test problems and 6 of the gate in batches of 3: parts of 6, five for each model."""
+    places = [ppo_workspace.fill(tmp_path / name) for name in ("never", "killed")]
+    for place in places:
+        overrides = ["scale=smoke", "runtime.threads=1", "runtime.device=cpu", "ppo.sampling.max_new_tokens=8"]
+        config.write(config.compose([*overrides, "evaluation.batch_size=3"]), place / "params.yaml")
+        shutil.copy(place / "data/prepared/train.parquet", place / "data/prepared/test.parquet")
+        write_prepared(place / "data/prepared/gate.parquet", read_prepared(place / "data/prepared/test.parquet")[:6])
+        save_policy(place / "models/policy", seed=1)
+        write_training(place)
+    never, killed = places
+    assert run_alone(never) == 0
+    assert run_alone(killed, kill="chunk.kept:3") == -signal.SIGKILL
+    assert kept(killed) == ["sft-gate-0", "sft-test-0", "sft-test-1"]
+    assert not (killed / "metrics/evaluation.json").exists()
+    assert run_alone(killed, kill="chunk.kept:4") == -signal.SIGKILL
+    assert kept(killed)[:2] == ["policy-gate-0", "policy-test-0"] and len(kept(killed)) == 7
+    assert run_alone(killed) == 0
+    assert kept(killed) == []
+    for name in OUTPUTS:
+        assert (killed / name).read_bytes() == (never / name).read_bytes(), name
+    assert json.loads((never / "metrics/evaluation.json").read_text())["test"]["n"] == 24
