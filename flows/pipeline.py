@@ -55,6 +55,7 @@ def _run(overrides: list[str]) -> None:
     # Two at once in one checkout would train with each other's params.yaml.
     only_one = locks.exclusive(anchors.CHECKOUT / LOCK, "is running here: wait for it or stop it")
     with only_one, servers.prefect_api() as wait_for_api:
+        print("starting: libraries and the Prefect server load first, from a cold disk for minutes ...", flush=True)
         from flows.console import take_over
         from flows.pipeline_flow import pipeline_in_place
         from tasks.summary import as_text

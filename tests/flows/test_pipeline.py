@@ -128,6 +128,7 @@ def test_a_whole_run_a_failed_one_and_the_next(checkout: Path) -> None:
     out, err = pipeline(checkout, "quick", "scale=smoke", "seed=3").communicate(timeout=PATIENCE_SECONDS)
     assert err == ""
     lines = out.splitlines()
+    assert lines[0].startswith("starting: ")
     assert f"{'train_ppo':20}loading" in lines
     assert lines[-7].startswith("accuracy on test  SFT 30.0 % → policy 70.0 % ")
     assert lines[-5] == "registered        register - gsm8k-policy version 1"
