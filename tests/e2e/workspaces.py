@@ -36,7 +36,9 @@ def commit(place: Path) -> None:
 
 
 def environment(tracking: Path) -> dict[str, str]:
-    """The environment of a user who has activated the virtual environment; tracking and state lie under `tracking`."""
+    """The environment of a user who has activated the virtual environment; tracking and state lie under `tracking`,
+    which is made where it is not there."""
+    tracking.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return inherited | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
