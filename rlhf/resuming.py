@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-import torch
-
 from rlhf import anchors, locks
 from rlhf.hashes import dvc_md5
 
@@ -26,6 +24,8 @@ def identity(
 
     `kernels` says what computes beside torch.
     """
+    import torch
+
     code = sorted([*(project / "rlhf").rglob("*.py"), project / "stages" / f"{stage}.py"])
     return {
         "params": settings,
@@ -41,6 +41,11 @@ def identity(
 def fingerprint(identity: Mapping[str, object]) -> str:
     """The key of the run with this identity."""
     return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def directory(stage: str, identity: Mapping[str, object]) -> Path:
+    """Where the run of the stage with this identity keeps its state."""
+    return anchors.state_dir() / stage / fingerprint(identity)
 
 
 @contextmanager

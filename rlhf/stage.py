@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf import anchors, config, distributed, faults, hashes, hosts, locks, machine, process, runtime
+from rlhf import anchors, config, distributed, faults, hashes, hosts, locks, machine, process, resuming, runtime
 from rlhf.distributed import ALONE, Ranks
 from rlhf.errors import UserError, run_command
 from rlhf.hosts import Hosts
@@ -100,6 +100,15 @@ class Stage:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         return target
+
+    def resume_from(self, directory: Path) -> None:
+        """Holds the directory in which a killed run left its state, and goes on with that one's tracked run.
+
+        The directory goes once the outputs are in place. Raises UserError where another run holds it.
+        """
+        self.held.enter_context(resuming.exclusive(directory))
+        self.after_publishing(lambda: resuming.discard(directory))
+        self.log.resume(directory / "run")
 
     def after_publishing(self, action: Callable[[], None]) -> None:
         """Calls `action` once the outputs are in place, and never where the stage failed."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import anchors, resuming, runtime, tracking
+from rlhf import resuming, runtime, tracking
 from rlhf.data.gsm8k import Problem, read_prepared
 from rlhf.errors import UserError
 from rlhf.evaluation import divergence, report
@@ -99,10 +99,8 @@ def _chunks(stage: Stage, inputs: Sequence[Path]) -> Chunks:
     kernels = decoders.kernels(params.generation.sampler, runtime.device(params.runtime))
     settings = tracking.params_of(stage.name, params.model_dump())
     identity = resuming.identity(stage.name, settings, inputs, stage.workspace, kernels)
-    directory = anchors.state_dir() / stage.name / resuming.fingerprint(identity)
-    stage.held.enter_context(resuming.exclusive(directory))
-    stage.after_publishing(lambda: resuming.discard(directory))
-    stage.log.resume(directory / "run")
+    directory = resuming.directory(stage.name, identity)
+    stage.resume_from(directory)
     return Chunks(directory, params.evaluation.batch_size)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf import anchors, hosts, resuming
+from rlhf import hosts, resuming
 from rlhf.data.gsm8k import read_prepared
 from rlhf.generation import decoders
 from rlhf.models.checkpoints import (
@@ -57,11 +57,9 @@ def main(stage: Stage) -> None:
     kernels = decoders.kernels(params.generation.sampler, device(params.runtime))
     identity = resuming.identity(stage.name, deciding(params), inputs, stage.workspace, kernels)
     hosts.require_alike(stage.ranks.gather(identity), "give all hosts the same commit, params and inputs")
-    directory = anchors.state_dir() / stage.name / resuming.fingerprint(identity)
+    directory = resuming.directory(stage.name, identity)
     if stage.ranks.first:
-        stage.held.enter_context(resuming.exclusive(directory))
-        stage.after_publishing(lambda: resuming.discard(directory))
-        stage.log.resume(directory / "run")
+        stage.resume_from(directory)
     stage.ranks.barrier()  # nobody reads a state that another run still writes
 
     stage.log.log_dataset(train_split, "train", "training")
