@@ -35,14 +35,13 @@ class Chunks:
         name: str,
         items: Sequence[Item],
         work: Callable[[Sequence[Item]], list[Row]],
-        rows_an_item: int = 1,
         on_kept: Callable[[int], None] | None = None,
     ) -> list[Row]:
         """What `work` finds of the items, part by part; parts that are kept under `name` are read and not done again.
 
         `on_kept(n)` is told how many items those had.
         """
-        size = max(1, BATCHES * self.batch_size // rows_an_item)
+        size = BATCHES * self.batch_size
         found: list[Row] = []
         for number, start in enumerate(range(0, len(items), size)):
             part, file = items[start : start + size], self.directory / f"{name}-{number}.json"

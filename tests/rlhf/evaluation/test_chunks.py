@@ -37,10 +37,10 @@ def test_parts_are_two_batches_and_done_once(tmp_path: Path) -> None:
     assert len(again.parts) == 2
 
 
-@pytest.mark.parametrize(("rows_an_item", "sizes"), [(1, [6, 1]), (2, [3, 3, 1]), (4, [1] * 7), (9, [1] * 7)])
-def test_a_part_holds_as_many_items_as_rows_fit(tmp_path: Path, rows_an_item: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("batch_size", "sizes"), [(3, [6, 1]), (1, [2, 2, 2, 1]), (4, [7]), (9, [7])])
+def test_a_part_holds_as_many_items_as_rows_fit(tmp_path: Path, batch_size: int, sizes: list[int]) -> None:
     work = Work()
-    Chunks(tmp_path, 3).rows("sft", range(7), work, rows_an_item=rows_an_item)
+    Chunks(tmp_path, batch_size).rows("sft", range(7), work)
     assert [len(part) for part in work.parts] == sizes
 
 
