@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.generation.llama import kernels as compiled
-from rlhf.generation.llama import weights
+from rlhf.generation.llama import library, weights
 from rlhf.generation.llama.decoder import LlamaDecoder
 from rlhf.generation.sampling import Picker, from_logits
 from rlhf.models.token_logprobs import output_logits
@@ -72,7 +71,7 @@ def make_decoder(
 
 def kernels(sampler: Sampler, device: torch.device) -> str:
     """What may compute beside torch: part of what decides a sample; empty for nothing."""
-    return compiled.description() if sampler != "transformers" and device.type == "cpu" else ""
+    return library.description() if sampler != "transformers" and device.type == "cpu" else ""
 
 
 @lru_cache

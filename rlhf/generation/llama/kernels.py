@@ -7,12 +7,10 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from rlhf.generation.llama.library import MAX_GROUP, MAX_SIZE, PANEL, description, library
+from rlhf.generation.llama.library import MAX_GROUP, MAX_SIZE, PANEL, library
 from rlhf.generation.llama.operations import Cache, Operations, TorchOperations
 from rlhf.generation.llama.weights import Linear, PackedLinear, Shape, Weights, fused
 from rlhf.generation.sampling import needed
-
-__all__ = ["CompiledLinear", "CompiledOperations", "description", "operations"]
 
 UNIT = 4  # bytes of neighbouring inputs that are multiplied together
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

@@ -1,5 +1,5 @@
-// Products of few rows with a weight that stays: a decoding step's, where the library's own leave half of the
-// processor's rate unused. Compiled where registers are 512 bits wide, and for bfloat16 where the processor multiplies
+// Products of few rows with a weight that stays: a decoding step's, where the library's own leave up to half of
+// the processor's rate unused. Compiled where registers are 512 bits wide, and for bfloat16 where the processor multiplies
 // pairs of it; processors with tile registers (AMX) have something better, which the library uses.
 //
 // An element of the result is summed up in one order, whatever the other rows and the number of threads. Weights lie in
@@ -18,7 +18,7 @@
 namespace {
 
 constexpr int WIDTH = PANEL / LANES;
-constexpr int TILE = 8;  // rows: TILE * WIDTH sums, a step's WIDTH weights and a number fill the 32 registers
+constexpr int TILE = 8;  // rows: TILE * WIDTH sums, a step's WIDTH weights and a number fit into 32 registers
 template <typename T>
 constexpr int PAIR = 4 / sizeof(T);
 
@@ -77,6 +77,15 @@ void tile(const T* x, const T* weight, const float* bias, Ahead ahead, Out* out,
     }
 }
 
+// A tile of the rows that are left, R at the most.
+template <int R, typename T, typename Out>
+void tile_of(int left, const T* x, const T* weight, const float* bias, Ahead ahead, Out* out, int inputs, int outputs,
+               int width) {
+    if constexpr (R > 1)
+        if (left < R) return tile_of<R - 1>(left, x, weight, bias, ahead, out, inputs, outputs, width);
+    tile<R>(x, weight, bias, ahead, out, inputs, outputs, width);
+}
+
 template <typename T, typename Out>
 void multiply(const T* x, const T* weight, const float* bias, Out* out, int rows, int inputs, int outputs, int threads) {
     const int panels = (outputs + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, steps = inputs / PAIR<T>;
@@ -93,14 +102,7 @@ void multiply(const T* x, const T* weight, const float* bias, Out* out, int rows
             const Ahead ahead{reinterpret_cast<const char*>(panel + size) + std::int64_t(t) * steps * stride,
                               (WIDTH + tiles - 1) / tiles, stride};
             Out* to = out + std::int64_t(t) * TILE * outputs + p * PANEL;
-            if (left >= 8) tile<8>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 7) tile<7>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 6) tile<6>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 5) tile<5>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 4) tile<4>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 3) tile<3>(from, panel, start, ahead, to, inputs, outputs, width);
-            else if (left == 2) tile<2>(from, panel, start, ahead, to, inputs, outputs, width);
-            else tile<1>(from, panel, start, ahead, to, inputs, outputs, width);
+            tile_of<TILE>(left, from, panel, start, ahead, to, inputs, outputs, width);
         }
     }
 }

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 from rlhf.errors import UserError
 from rlhf.generation import decoders
 from rlhf.generation.engine import Sample, generate
-from rlhf.generation.llama import decoder, kernels
+from rlhf.generation.llama import decoder, library
 from rlhf.generation.llama.decoder import LlamaDecoder
 from rlhf.generation.llama.operations import TorchOperations
 from rlhf.models.lora import add_adapter
@@ -50,7 +50,7 @@ def assert_same(ours: list[Sample], theirs: list[Sample], atol: float = 2e-5) ->
 def test_the_samples_are_those_of_transformers(name: str, operations: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if operations == "PyTorch":
         monkeypatch.setattr(decoder, "operations", lambda *_: TorchOperations())
-    elif kernels.description() == "PyTorch":
+    elif library.description() == "PyTorch":
         pytest.skip("no C++ compiler")
     model, prompts = family_model(name), random_tokens(LENGTHS)
     expected = sampled(model, prompts, sampler="transformers")
@@ -63,10 +63,10 @@ def test_only_the_native_sampler_asks_for_a_compiler(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise AssertionError("compiled")
 
-    cpu, expected = torch.device("cpu"), kernels.description()
+    cpu, expected = torch.device("cpu"), library.description()
     assert expected.startswith(("C++ ", "PyTorch"))
     assert decoders.kernels("native", cpu) == decoders.kernels("auto", cpu) == expected
-    monkeypatch.setattr("rlhf.generation.llama.library.library", refuse)
+    monkeypatch.setattr(library, "library", refuse)
     assert decoders.kernels("transformers", cpu) == decoders.kernels("auto", torch.device("cuda")) == ""
 
 

@@ -190,14 +190,14 @@ def test_greedy_takes_the_first_of_the_largest_logits() -> None:
             operations.pick(logits, 1.0, None)
 
 
-@pytest.mark.parametrize("results", TOLERANCE)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("dtype", "results"),  # results are never rougher than the weights
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(6, 5), (64, 48), (40, 113)])
 def test_products_of_fused_layers(sizes: tuple[int, int], bias: bool, dtype: torch.dtype, results: torch.dtype) -> None:
     """Every number of rows, and a row's result the same to the bit whatever shares its product."""
-    if dtype == torch.float32 != results:
-        pytest.skip("results are never rougher than the weights")
     torch.manual_seed(0)
     inputs, outputs = sizes
     layers = [torch.nn.Linear(inputs, width, bias=bias, dtype=dtype) for width in (outputs, 3)]
