@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.performance import peers
+from bench.performance.measuring import QUIET
 from bench.workspaces import CODE, RESULTS, measuring, prepare, run, with_marked, write_csv, write_text
 from rlhf import anchors, config
 from rlhf.data.answers import Method, canonical, extract_answer, is_correct, read_number
@@ -40,7 +41,6 @@ TOKENS = 256
 """The longest answer."""
 NOTHING = "[invalid]"
 """What the harness reads where it finds no number."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 SHOWN = 60
 """Characters of an answer's end in the table."""
 
@@ -127,7 +127,7 @@ def judged(texts: str, rows: Sequence[Mapping[str, str]], workspace: Path, pytho
     given.write_text(json.dumps(rows))
     model = str(workspace / MODELS[FIRST])
     command = [str(python), "-m", "bench.judged_by_harness", str(given), model, str(told)]
-    done = subprocess.run(command, cwd=anchors.CHECKOUT, capture_output=True, text=True, env=os.environ | OFFLINE)
+    done = subprocess.run(command, cwd=anchors.CHECKOUT, capture_output=True, text=True, env=os.environ | QUIET)
     if done.returncode:
         raise UserError(f"bench.judged_by_harness failed: {done.stderr.strip().splitlines()[-1]}")
     return [
