@@ -20,7 +20,7 @@ from rlhf import anchors, config, locks, tracking
 from rlhf.environments import interpreter, programs_of
 from rlhf.errors import UserError
 from rlhf.params import REGISTERED, RUN, Params, on_hub
-from rlhf.redaction import redacted_errors
+from rlhf.redaction import redact, redacted_errors
 from rlhf.registry import records
 from tasks.artifacts import ProgressArtifact, show_results
 from tasks.devices import lock_files
@@ -133,7 +133,7 @@ def stage_terms(name: str, workspace: Path, run_name: str = "") -> Terms:
     """The devices that the stage `name` of `workspace` holds while it runs, and how long it may take."""
     params = config.load((), workspace / config.PARAMS_FILE)
     declared = _paths(_stages(workspace / "dvc.yaml")[name], "params")
-    holder = f"{name} of {run_name}" if run_name else name
+    holder = redact(f"{name} of {run_name}") if run_name else name
     limit = getattr(params.limits, f"{name}_seconds", 0)
     return Terms(locks=lock_files(declared, params), holder=holder, limit=limit)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from rlhf import anchors, locks
 from rlhf.errors import UserError
 from rlhf.patches import changes
+from rlhf.redaction import redact
 
 DIRECTORY = ".workspaces"
 DVC_CACHE = [sys.executable, "-m", "dvc", "cache", "dir"]
@@ -95,8 +96,8 @@ def sweep_lock() -> Path:
 
 
 def name_of(flow_run: str, identity: str) -> str:
-    """A directory's name for the flow run: its name as far as a path may hold it, and the start of its id."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", flow_run).strip("-")
+    """A directory's name for the flow run: its name as far as a path may hold it, masked, and the start of its id."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", redact(flow_run)).strip("-")
     return f"{words[:LONGEST_NAME] or 'run'}-{identity[:8]}"
 
 

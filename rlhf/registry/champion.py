@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from rlhf.errors import UserError
 from rlhf.evaluation.right_answers import RightAnswers, read_right_answers
 from rlhf.params import Gate
+from rlhf.redaction import redact
 from rlhf.registry import gate as gates
 from rlhf.registry.gate import Candidate, Champion, Verdict
 from rlhf.registry.lookup import find, find_model, holder, require_files
@@ -182,9 +183,10 @@ def _file(registry: MlflowClient, version: ModelVersion, papers: Papers) -> None
         upload(registry, version, str(path), papers.answers.encode())
     if version.tags.get(ANSWERS) != str(path):
         registry.set_model_version_tag(version.name, version.version, ANSWERS, str(path))
-    if version.description != papers.card:
-        upload(registry, version, "README.md", papers.card.encode())
-        registry.update_model_version(version.name, version.version, papers.card)
+    card = redact(papers.card)
+    if version.description != card:
+        upload(registry, version, "README.md", card.encode())
+        registry.update_model_version(version.name, version.version, card)
 
 
 def _right_answers(version: ModelVersion, method: str) -> RightAnswers | None:
@@ -216,8 +218,8 @@ def _is_same_policy(one: ModelVersion, other: ModelVersion) -> bool:
 
 
 def _said(reason: str) -> str:
-    """The reason in one line."""
-    said = re.sub(r"\s+", " ", reason).strip()
+    """The reason in one line, without secrets: the registry shows it to everybody."""
+    said = re.sub(r"\s+", " ", redact(reason)).strip()
     if not said or len(said) > LONGEST_REASON:
         raise UserError(f"the reason has {len(said)} characters: give one of 1 to {LONGEST_REASON}: reason=...")
     return said

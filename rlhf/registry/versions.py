@@ -13,6 +13,7 @@ from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.hashes import sha256_file
 from rlhf.models.checkpoints import checkpoint_hash, read_manifest, verify_files
+from rlhf.redaction import redact
 from rlhf.registry.lookup import checkpoint_path
 from rlhf.registry.server import (
     LIBRARY,
@@ -104,7 +105,8 @@ def register_policy(
                 print(f"register: the files of {name} version {lost.version} are gone: registering it anew", flush=True)
             logged = _log_model(registry, directory, metrics, max_new_tokens, run)
             _show_maker(registry, logged, lineage)
-            tags = {key: str(value) for key, value in {**lineage, **metrics, "policy_hash": policy_hash}.items()}
+            known = {**lineage, **metrics, "policy_hash": policy_hash}
+            tags = {key: redact(str(value)) for key, value in known.items()}
             found = _create_version(registry, name, logged, tags)
             if not _has_same_bytes(found, directory):
                 raise UserError(f"{name} version {found.version}: its files changed on the way: register it again")

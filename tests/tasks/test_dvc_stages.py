@@ -117,6 +117,8 @@ def test_a_stage_that_computes_takes_its_turn_on_the_device(workspace: Path, mon
     cpu = workspace / ".cache" / "devices" / "cpu.lock"
     assert stage_terms("train_ppo", workspace, "red-fox") == Terms([cpu], "train_ppo of red-fox", 4)
     assert stage_terms("good", workspace) == Terms([], "good", 0)
+    monkeypatch.setenv("HF_TOKEN", "open-sesame")
+    assert stage_terms("good", workspace, "try open-sesame").holder == "good of try ***"
 
 
 def test_a_stage_waits_for_its_device_and_says_for_whom(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

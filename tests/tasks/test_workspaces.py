@@ -104,7 +104,9 @@ def test_two_at_once_have_their_own_and_one_name_has_one_holder(checkout: Path) 
         assert (one.path / "code.py").exists()
 
 
-def test_names_fit_into_a_path() -> None:
+def test_names_fit_into_a_path_and_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_of("nightly 2026-12-02T02:00 / ../x", "0123456789ab") == "nightly-2026-12-02T02-00-x-01234567"
     assert name_of("...", "0123456789ab") == "run-01234567"
     assert len(name_of("a" * 300, "0123456789ab")) < 100
+    monkeypatch.setenv("HF_TOKEN", "open-sesame")
+    assert name_of("try open-sesame now", "0123456789ab") == "try-now-01234567"

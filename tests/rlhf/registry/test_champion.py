@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from rlhf import anchors
 from rlhf.errors import UserError
 from rlhf.registry import champion
+from rlhf.registry.server import download
 from tests import postgres, registered
 from tests.registered import add_version, candidate, decide
 
@@ -348,6 +349,25 @@ def test_wrong_words_are_refused_in_one_line(name):
             champion.promote(name, "1", reason)
         with pytest.raises(UserError, match="^the reason has .* characters: give one of 1 to 500"):
             champion.rollback(name, reason)
+
+
+def test_no_secret_that_somebody_wrote_is_kept(store, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "open  sesame")  # as it is written, before the reason becomes one line
+    version, policy = add_version(name, "a"), candidate(60)
+    card = registered.papers(policy, "# card\nfetched with open  sesame\n")
+    champion.decide(version, policy, card, registered.GATE, "strict")
+    decide(add_version(name, "b"), candidate(80))
+    champion.promote(name, "1", "try hf://org/x?token=open  sesame or\nopen  sesame")
+    champion.rollback(name, "postgresql://ann:hunter22@host/base was full")
+    told = "postgresql://ann:***@host/base was full"
+    assert moves(store, name)[2:] == [
+        "champion 2 -> 1: promoted by hand: try hf://org/x?token=*** or ***",
+        f"champion 1 -> 2: rolled back by hand: {told}",
+    ]
+    assert tags(store, name, "1")["withdrawn"] == told
+    description = store.get_model_version(name, "1").description
+    assert description == "# card\nfetched with ***\n"
+    assert download(store.get_model_version(name, "1"), "README.md", tmp_path).read_text() == description
 
 
 def test_a_lock_that_is_no_postgresql_is_refused(name, monkeypatch):

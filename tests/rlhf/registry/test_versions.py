@@ -92,6 +92,17 @@ def test_a_policy_becomes_the_candidate_with_scores_and_lineage(store, policy, n
     assert versions.find_version(name, policy) == version
 
 
+def test_tags_hold_no_secret(store, policy, name, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "5f7-or-longer")
+    with tracking.stage_run("register", {}) as run:
+        lineage = {"source": "https://ann:hunter22@host/model", "git.branch": "try-5f7-or-longer"}
+        version = versions.register_policy(
+            policy, name=name, metrics={}, lineage=lineage, max_new_tokens=MAX_NEW_TOKENS, run=run
+        )
+    kept = store.get_model_version(name, version.number).tags
+    assert (kept["source"], kept["git.branch"]) == ("https://ann:***@host/model", "try-***")
+
+
 def test_the_same_policy_again_changes_nothing(store, policy, name):
     first = register(policy, name)
     before = contents(store, name)
