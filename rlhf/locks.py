@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import IO
 
 from rlhf import anchors, postgresql
 from rlhf.errors import UserError
+from rlhf.redaction import redact
 
 POLL_SECONDS = 0.2
 
@@ -35,11 +37,19 @@ def exclusive(path: Path, busy: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, as `exclusive` does, as soon as nobody else does."""
+def in_turn(path: Path, doing: str = "") -> Iterator[None]:
+    """Holds the lock file `path`, as `exclusive` does, as soon as nobody else does.
+
+    `doing` is what its holder may be doing ("registers a policy"): with it, standard error says for whom this waits.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            _say_who(f"process {file.read().strip()}", doing)
+            fcntl.flock(file, fcntl.LOCK_EX)
         _sign(file)
         yield
 
@@ -50,12 +60,17 @@ def _sign(file: IO[str]) -> None:
     file.flush()
 
 
+def _say_who(holder: str, doing: str) -> None:
+    if doing:
+        print(redact(f"waiting for {holder}, which {doing}"), file=sys.stderr, flush=True)
+
+
 @contextmanager
-def advisory(uri: str, name: str) -> Iterator[None]:
+def advisory(uri: str, name: str, doing: str = "") -> Iterator[None]:
     """Holds PostgreSQL's advisory lock `name` in the database at `uri`, as soon as nobody else does, on any host.
 
     It belongs to a connection of its own, outside any transaction: however this process ends, the database frees it.
-    Raises UserError where the database cannot be reached.
+    `doing` is as in `in_turn`. Raises UserError where the database cannot be reached, or falls silent.
     """
     from sqlalchemy import Connection, make_url, text
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -68,8 +83,12 @@ def advisory(uri: str, name: str) -> Iterator[None]:
 
     def connect() -> Connection:
         connection = postgresql.connect(url, isolation_level="AUTOCOMMIT")
-        while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
-            time.sleep(POLL_SECONDS)  # waiting inside the driver would be deaf to Ctrl-C
+        take, told = text("SELECT pg_try_advisory_lock(:key)"), False
+        while not connection.scalar(take, {"key": key}):  # asked again and again: a server that is silent is frozen
+            if not told:
+                _say_who("another process", doing)
+                told = True
+            time.sleep(POLL_SECONDS)
         return connection
 
     try:

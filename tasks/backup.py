@@ -77,7 +77,7 @@ def save(to: Path, of: Places) -> str:
     try:
         with (
             TemporaryDirectory(dir=to.parent) as scratch,
-            locks.in_turn(anchors.gc_lock()),
+            locks.in_turn(anchors.gc_lock(), "frees disk (make gc), or makes a backup"),
             lock_all("register", names),
         ):
             copies, dumps = Path(scratch, JOURNALS), {}

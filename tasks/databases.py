@@ -151,11 +151,30 @@ class Postgresql:
         password = {"PGPASSWORD": str(self._url.password)} if self._url.password else {}  # a command line can be seen
         command, environ = [program, f"--dbname={url}", *arguments], postgresql.PATIENCE | os.environ | password
         try:
-            done = subprocess.run(command, check=False, env=environ, capture_output=True, text=True)
+            process = subprocess.Popen(
+                command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
         except FileNotFoundError:
             raise UserError(f"{program} is missing: install PostgreSQL's client programs") from None
-        if done.returncode:
-            raise UserError(f"{self.place}: {program}: {' '.join(done.stderr.split())}")
+        with process:
+            try:
+                said = self._last_words(process)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise UserError(f"{self.place}: {program}: {' '.join(said.split())}")
+
+    def _last_words(self, process: subprocess.Popen[str]) -> str:
+        """What a program says until it ends; it may be long about it, as long as the server answers somebody else.
+
+        Raises UserError where it does not.
+        """
+        while True:
+            try:
+                return process.communicate(timeout=postgresql.ANSWER_SECONDS)[1]
+            except subprocess.TimeoutExpired:
+                self.is_empty()
 
 
 def move_aside(path: Path, aside: Path, undo: ExitStack) -> None:

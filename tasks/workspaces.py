@@ -65,7 +65,7 @@ def workspace(name: str, revision: str = "HEAD", allow_dirty: bool = False) -> I
         )
     path = directory() / name
     with ExitStack() as held:
-        with locks.in_turn(sweep_lock()):  # a sweep that has begun is waited for
+        with locks.in_turn(sweep_lock(), "frees disk (make gc)"):  # a sweep that has begun is waited for
             held.enter_context(locks.exclusive(lock_of(path), f"works in {path}: wait for it or stop it"))
         remove(path)
         _git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)

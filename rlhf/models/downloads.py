@@ -86,7 +86,7 @@ def fetched(remote: Remote) -> Path:
     """
     place = anchors.downloads_dir()
     file, partial = place / remote.key, place / f"{remote.key}.part"
-    with locks.in_turn(place / f"{remote.key}.lock"):
+    with locks.in_turn(place / f"{remote.key}.lock", f"fetches {remote.uri}"):
         if file.exists() and _fault(file, remote) is None:
             return file
         was_begun = partial.exists()

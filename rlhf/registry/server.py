@@ -51,12 +51,13 @@ def lock(purpose: Literal["register", "move"], name: str) -> AbstractContextMana
     """
     given = os.environ.get(LOCK_VARIABLE, "")
     uri = given or anchors.tracking_uri()
+    doing = {"register": "registers a version", "move": "moves the champion"}[purpose] + f" of {name}"
     if uri.startswith("postgresql"):
-        return locks.advisory(uri, f"gsm8k-rlhf {purpose} {name}")
+        return locks.advisory(uri, f"gsm8k-rlhf {purpose} {name}", doing)
     if given:
         raise UserError(f"{LOCK_VARIABLE}={without_password(given)}: no PostgreSQL: write postgresql://user@host/base")
     path = anchors.registry_lock()
-    return locks.in_turn(path.with_stem(f"{path.stem}-{purpose}"))
+    return locks.in_turn(path.with_stem(f"{path.stem}-{purpose}"), doing)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -39,6 +40,7 @@ def quiet_mlflow() -> ModuleType:
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
     return mlflow
 
 
@@ -96,10 +98,17 @@ def without_password(uri: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What the error at the root of `error` says, in one line: MLflow wraps a refused connection in paragraphs."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return redact(" ".join(str(error).split()))[:200] or type(error).__name__
+    """What the error at the root of `error` says, in one line: MLflow wraps a refused connection in paragraphs.
+
+    An error that says nothing is no root: SQLAlchemy raises some to itself, called "()".
+    """
+    said, link = type(error).__name__, error
+    while True:
+        if re.search(r"\w", words := " ".join(str(link).split())):
+            said = words
+        if not (cause := link.__cause__ or link.__context__):
+            return redact(said)[:200]
+        link = cause
 
 
 def is_refusal(error: Exception) -> bool:

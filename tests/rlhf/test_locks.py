@@ -131,5 +131,8 @@ def test_a_host_that_takes_connections_and_never_answers_gives_no_lock(monkeypat
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         uri = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/base"
-        with pytest.raises(UserError, match=r"timeout expired\): start PostgreSQL"), advisory(uri, "mine"):
+        with (
+            pytest.raises(UserError, match=r"timeout expired: no answer for 2 s\): start PostgreSQL"),
+            advisory(uri, "mine"),
+        ):
             pytest.fail("held")
