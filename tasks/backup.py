@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import json
 import os
 import signal
 import sys
@@ -21,9 +20,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf import anchors, locks, process
 from rlhf.anchors import PIPELINE_LOCK
@@ -33,11 +34,28 @@ from rlhf.registry.server import artifact_stores, lock_all, model_names
 from tasks import journals
 from tasks.databases import Database, database, move_aside
 
-FORMAT = 1
 MANIFEST, ARTIFACTS, JOURNALS = "manifest.json", "artifacts", "journal"
+MLFLOW, PREFECT = "mlflow.dump", "prefect.dump"
 SERVERS_OWN = "mlflow-artifacts:"
 """How MLflow names artifacts that its server keeps, in a directory (`--artifacts`) or in some store."""
 PREFECT_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+
+
+class Manifest(BaseModel):
+    """What `manifest.json` says of the rest of a backup."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    versions: dict[str, str]
+    """Of the packages that wrote the databases."""
+    kinds: dict[Literal["mlflow.dump", "prefect.dump"], str]
+    """Of which kind each dump is."""
+    artifacts: str
+    """The directory that they belong to."""
+    models: list[str]
+    files: dict[str, str]
+    """SHA-256 of each member."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ def places(artifacts: Path | None) -> Places:
     """
     home = Path(os.environ.get("PREFECT_HOME") or anchors.main_checkout() / ".prefect")
     given = (os.environ[name] for name in PREFECT_VARIABLES if os.environ.get(name))
-    found = {"mlflow.dump": anchors.tracking_uri(), "prefect.dump": next(given, f"sqlite:///{home / 'prefect.db'}")}
+    found = {MLFLOW: anchors.tracking_uri(), PREFECT: next(given, f"sqlite:///{home / 'prefect.db'}")}
     return Places({name: database(uri) for name, uri in found.items()}, artifacts or anchors.artifact_root())
 
 
@@ -69,9 +87,14 @@ def save(to: Path, of: Places) -> str:
     """
     if to.exists():
         raise UserError(f"{to} is there already: name a new file: make backup to=FILE")
-    if of.databases["mlflow.dump"].is_empty():
-        raise UserError(f"{of.databases['mlflow.dump'].place} is empty: nothing to back up: set MLFLOW_TRACKING_URI")
-    to.parent.mkdir(parents=True, exist_ok=True)
+    if of.databases[MLFLOW].is_empty():
+        raise UserError(f"{of.databases[MLFLOW].place} is empty: nothing to back up: set MLFLOW_TRACKING_URI")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(
+            f"{to}: a file is where its directory would be: name another place: make backup to=FILE"
+        ) from None
     partial = to.with_name(f".{to.name}.partial")
     names, stores = model_names(), artifact_stores()
     try:
@@ -90,7 +113,7 @@ def save(to: Path, of: Places) -> str:
             runs, artifacts = len(journals.places(copies)), _files(of.artifacts, ARTIFACTS)
             members = _files(copies, JOURNALS) | dumps | artifacts
             with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-                _write(file, members, _manifest(of, names, list(dumps)))
+                _write(file, members, of, names, list(dumps))
                 os.fsync(file.fileno())
         partial.replace(to)
     finally:
@@ -112,16 +135,6 @@ def _files(directory: Path, folder: str) -> dict[str, Path]:
     return {f"{folder}/{path.relative_to(directory).as_posix()}": path for path in files}
 
 
-def _manifest(of: Places, names: list[str], dumps: list[str]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "versions": {package: version(package) for package in ("mlflow", "prefect")},
-        "kinds": {name: of.databases[name].kind for name in dumps},
-        "artifacts": str(of.artifacts),
-        "models": names,
-    }
-
-
 class _Hashing:
     """A file that is hashed as it is read."""
 
@@ -135,7 +148,7 @@ class _Hashing:
         return content
 
 
-def _write(file: BinaryIO, members: dict[str, Path], manifest: dict[str, Any]) -> None:
+def _write(file: BinaryIO, members: dict[str, Path], of: Places, models: list[str], dumps: list[str]) -> None:
     hashes = {}
     with tarfile.open(fileobj=file, mode="w") as tar:
         for name, path in members.items():
@@ -143,7 +156,16 @@ def _write(file: BinaryIO, members: dict[str, Path], manifest: dict[str, Any]) -
                 hashing = _Hashing(content)
                 tar.addfile(tar.gettarinfo(arcname=name, fileobj=content), hashing)
             hashes[name] = hashing.digest.hexdigest()
-        text = json.dumps(manifest | {"files": hashes}, indent=2, sort_keys=True).encode()
+        manifest = Manifest.model_validate(
+            {
+                "versions": {package: version(package) for package in ("mlflow", "prefect")},
+                "kinds": {name: of.databases[name].kind for name in dumps},
+                "artifacts": str(of.artifacts),
+                "models": models,
+                "files": hashes,
+            }
+        )
+        text = manifest.model_dump_json(indent=2).encode()
         info = tarfile.TarInfo(MANIFEST)
         info.size = len(text)
         tar.addfile(info, io.BytesIO(text))
@@ -171,9 +193,9 @@ def restore(source: Path, to: Places, overwrite: bool) -> str:
             raise UserError(
                 f"{', '.join(used)}: not empty: back it up, and say overwrite=1 (--overwrite) to replace it"
             )
-        models = manifest["models"]
+        models = manifest.models
         with lock_all("register", models), lock_all("move", models), journals.at_rest(), ExitStack() as undo:
-            for name in manifest["kinds"]:
+            for name in manifest.kinds:
                 to.databases[name].replace(new / name, aside, undo)
             runs = len(journals.places(new / JOURNALS))
             journals.put_back(new / JOURNALS, aside, undo)
@@ -181,37 +203,56 @@ def restore(source: Path, to: Places, overwrite: bool) -> str:
             (new / ARTIFACTS).mkdir(exist_ok=True)
             (new / ARTIFACTS).replace(to.artifacts)
             undo.pop_all()
-    put = ", ".join([*(to.databases[name].place for name in manifest["kinds"]), str(to.artifacts)])
+    put = ", ".join([*(to.databases[name].place for name in manifest.kinds), str(to.artifacts)])
     later = f": python -m rlhf.tracking flush delivers what MLflow lacks of {runs} runs" if runs else ""
     return f"{source} restored: {put}{later}"
 
 
-def _extract(source: Path, place: Path) -> dict[str, Any]:
+def _extract(source: Path, place: Path) -> Manifest:
     """Unpacks a backup and returns its manifest, once every member is there with its hash."""
     try:
-        with tarfile.open(source) as tar:
+        with tarfile.open(source, "r:") as tar:
+            if foreign := next((member.name for member in tar if not _is_ours(member)), None):
+                raise UserError(f"{source}: no backup of ours (it has {foreign!r}): take another one")
             tar.extractall(place, filter="data")
-        manifest: dict[str, Any] = json.loads((place / MANIFEST).read_bytes())
+        manifest = Manifest.model_validate_json((place / MANIFEST).read_bytes())
         files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
-        whole = {name: sha256_file(path) for name, path in files.items() if name != MANIFEST} == manifest["files"]
-    except FileNotFoundError as error:
-        fault = "no such file" if error.filename == str(source) else f"{MANIFEST} is missing"
-        raise UserError(f"{source}: {fault}: name a file that make backup wrote") from None
-    except (tarfile.TarError, ValueError, LookupError, EOFError, IsADirectoryError) as error:
+        found = {name: sha256_file(path) for name, path in files.items() if name != MANIFEST}
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, (MANIFEST, *fault["loc"])))
+        raise UserError(f"{source}: no whole backup ({where}: {fault['msg']}): take another one") from None
+    except (
+        tarfile.TarError,
+        EOFError,
+        FileNotFoundError,
+        FileExistsError,
+        IsADirectoryError,
+        NotADirectoryError,
+    ) as error:
+        missing = {str(source): "no such file", str(place / MANIFEST): f"{MANIFEST} is missing"}
+        if not isinstance(error, IsADirectoryError) and (what := missing.get(getattr(error, "filename", ""))):
+            raise UserError(f"{source}: {what}: name a file that make backup wrote") from None
         raise UserError(f"{source}: no whole backup ({type(error).__name__}): take another one") from None
-    if not whole or manifest.get("format") != FORMAT:
+    dumps = found.keys() & {MLFLOW, PREFECT}
+    if found != manifest.files or dumps != manifest.kinds.keys():
         raise UserError(f"{source}: no whole backup (its files are not those of its manifest): take another one")
     return manifest
 
 
-def _require_fit(source: Path, manifest: dict[str, Any], to: Places) -> None:
-    for name, kind in manifest["kinds"].items():
+def _is_ours(member: tarfile.TarInfo) -> bool:
+    """Whether a member may be one of a backup: a plain file or directory, in none but a backup's own places."""
+    parts = PurePosixPath(member.name).parts
+    is_placed = parts[:1] in {(ARTIFACTS,), (JOURNALS,)} or parts in {(), (MANIFEST,), (MLFLOW,), (PREFECT,)}
+    return (member.isfile() or member.isdir()) and is_placed and ".." not in parts
+
+
+def _require_fit(source: Path, manifest: Manifest, to: Places) -> None:
+    for name, kind in manifest.kinds.items():
         if to.databases[name].kind != kind:
             raise UserError(f"{source}: its {name} is {kind}'s, and {to.databases[name].place} is none: set its URI")
-    if manifest["artifacts"] != str(to.artifacts):  # the database names artifacts by their absolute place
-        raise UserError(
-            f"{source}: its artifacts belong to {manifest['artifacts']}, not to {to.artifacts}: restore there"
-        )
+    if manifest.artifacts != str(to.artifacts):  # the database names artifacts by their absolute place
+        raise UserError(f"{source}: its artifacts belong to {manifest.artifacts}, not to {to.artifacts}: restore there")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sqlite3
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -263,6 +264,82 @@ def test_a_damaged_backup_restores_nothing(home, saved, capfd, damage):
     assert run("restore", str(saved)) == 1
     assert contents(home) == before
     assert capfd.readouterr().err.startswith(f"backup: {saved}: {'no such file' if damage == 'gone' else 'no whole'}")
+
+
+def changed(saved: Path, change: Callable[[dict[str, bytes]], None], **special: bytes) -> None:
+    """Writes a backup again with other members; those that are no plain files get the type in `special`."""
+    with tarfile.open(saved) as tar:
+        members = {member.name: tar.extractfile(member).read() for member in tar}
+    change(members)
+    with tarfile.open(saved, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(content), special.get(name, tarfile.REGTYPE)
+            info.linkname = "/etc/passwd" if name in special else ""
+            tar.addfile(info, io.BytesIO(content))
+
+
+def manifest_with(**values: object) -> Callable[[dict[str, bytes]], None]:
+    def change(members: dict[str, bytes]) -> None:
+        members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | values).encode()
+
+    return change
+
+
+def manifest_as(text: str) -> Callable[[dict[str, bytes]], None]:
+    return lambda members: members.update({"manifest.json": text.encode()})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (manifest_as("[]"), "no whole backup (manifest.json: Input should be an object)"),
+        (manifest_as("{"), "no whole backup (manifest.json: Invalid JSON: EOF while parsing an object"),
+        (manifest_as("\xe9"), "no whole backup (manifest.json: Invalid JSON: "),
+        (manifest_with(format=2), "no whole backup (manifest.json.format: Input should be 1)"),
+        (manifest_with(models="m"), "no whole backup (manifest.json.models: Input should be a valid array)"),
+        (manifest_with(files=[]), "no whole backup (manifest.json.files: Input should be an object)"),
+        (manifest_with(kinds={"../x": "sqlite"}), "no whole backup (manifest.json.kinds.../x.[key]: Input should be "),
+        (manifest_with(kinds={}), "no whole backup (its files are not those of its manifest)"),
+        (manifest_with(files={"../x": "0"}), "no whole backup (its files are not those of its manifest)"),
+        (lambda members: members.pop("manifest.json"), "manifest.json is missing: name a file that make backup wrote"),
+        (lambda members: members.update({"../x": b""}), "no backup of ours (it has '../x')"),
+        (lambda members: members.update({"artifacts/../../x": b""}), "no backup of ours (it has 'artifacts/../../x')"),
+        (lambda members: members.update({"/x": b""}), "no backup of ours (it has '/x')"),
+        (lambda members: members.update({"conf/x": b""}), "no backup of ours (it has 'conf/x')"),
+        (lambda members: members.update({"artifacts/1/weights": b""}), "no whole backup (its files are not those of"),
+        (lambda members: members.update({"artifacts/1/weights/x": b""}), "no whole backup ("),
+    ],
+)
+def test_a_backup_that_somebody_changed_restores_nothing(home, saved, tmp_path, capfd, change, fault):
+    assert run("restore", str(saved)) == 0
+    set_flow(home, "later")
+    changed(saved, change)
+    around = {path for path in tmp_path.rglob("*") if path.suffix != ".lock"}
+    before = contents(home)
+    capfd.readouterr()
+    assert run("restore", str(saved), "--overwrite") == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"backup: {saved}: {fault}") and error.count("\n") == 1
+    assert contents(home) == before
+    assert {path for path in tmp_path.rglob("*") if path.suffix != ".lock"} == around
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_backup_holds_nothing_but_plain_files(home, saved, capfd, kind):
+    changed(saved, lambda members: members.update({"artifacts/link": b""}), **{"artifacts/link": kind})
+    assert run("restore", str(saved)) == 1
+    assert capfd.readouterr().err == f"backup: {saved}: no backup of ours (it has 'artifacts/link'): take another one\n"
+
+
+def test_a_path_below_a_file_is_none(home, saved, capfd):
+    assert run("restore", str(saved / "x")) == 1
+    missing = "no such file: name a file that make backup wrote"
+    assert capfd.readouterr().err == f"backup: {saved}/x: {missing}\n"
+    assert run("restore", str(saved)) == 0
+    assert run("save", str(saved / "x")) == 1
+    place = "a file is where its directory would be: name another place: make backup to=FILE"
+    assert capfd.readouterr().err == f"backup: {saved}/x: {place}\n"
 
 
 def test_what_fails_at_the_end_is_undone(home, saved, monkeypatch, capfd):
