@@ -21,7 +21,7 @@ from rlhf.anchors import PIPELINE_LOCK as LOCK
 from rlhf.errors import UsageError, run_command
 from rlhf.tracking.server import quiet_mlflow
 from tasks import disk
-from tasks.processes import end_with_parent
+from tasks.supervisor import end_with_parent
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,3 +22,4 @@ if _RUNNING and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGTERM, _stop_loading)
 if _RUNNING:
     process.start_loading()
+    process.end_with_supervisors()

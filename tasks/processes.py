@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +17,6 @@ from tasks import supervisor
 
 END_SECONDS = supervisor.GRACE_SECONDS + supervisor.DEPUTY_SECONDS + 5
 """How long the supervisor may take to end everything, and a little more."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,6 @@ def over_limit(stage: str, terms: Terms) -> str:
 def without_a_word(code: int) -> str:
     """What to tell of a command that failed and said nothing."""
     return f"exit code {code} without a word"
-
-
-def end_with_parent() -> None:
-    """Has the kernel send this process SIGTERM when its parent is gone (prctl(2)); Linux only, elsewhere nothing."""
-    if supervisor.LINUX:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

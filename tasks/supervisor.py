@@ -9,6 +9,8 @@ the grace time, made to (KILL). The kernel closes the pipe of a killed flow, so 
 The supervisor holds the lock files while anything below it runs, and waits for them first. It runs the command through
 a deputy: itself a second time, on a lifeline of its own, with the locks' descriptors. Whichever of the two is killed,
 the other ends the command, and only then does the kernel free the locks. The command has the descriptors as well.
+Should both be killed at once, the kernel tells the command to end, and the stages below it, which are told the ids of
+both (RLHF_SUPERVISORS), end themselves: `rlhf/process.py`.
 
 On Linux the supervisor adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so processes that left the command's
 session are found as well; elsewhere the command's process group is ended. Standard library only: it starts at once.
@@ -35,7 +37,9 @@ GRACE_SECONDS = 10.0
 DEPUTY_SECONDS = 5.0
 """How long beyond the grace time the deputy may take to end everything."""
 POLL_SECONDS = 0.05
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SUPERVISORS_VARIABLE = "RLHF_SUPERVISORS"
+"""The environment variable with the ids of the processes of which one has to be there, as in `rlhf.process`."""
 NOT_FOUND, TIMED_OUT, STOPPED = 127, 124, 128 + signal.SIGTERM
 OWN_LINE = "supervisor: "
 """What each line of the supervisor's own begins with."""
@@ -97,7 +101,15 @@ class Supervisor:
         """
         # The command reads nothing; to a deputy its standard input is the lifeline.
         stdin = subprocess.PIPE if through_deputy else subprocess.DEVNULL
-        child = subprocess.Popen(command, stdin=stdin, start_new_session=True, pass_fds=held)
+        above = "" if through_deputy else os.environ.get(SUPERVISORS_VARIABLE, "")
+        child = subprocess.Popen(
+            command,
+            stdin=stdin,
+            start_new_session=True,
+            pass_fds=held,
+            env={**os.environ, SUPERVISORS_VARIABLE: f"{above} {os.getpid()}".strip()},
+            preexec_fn=None if through_deputy else end_with_parent,  # safe here: this process has one thread
+        )
         self._pid = child.pid
         deadline = time.monotonic() + limit if limit else None
         in_time = True
@@ -180,6 +192,12 @@ class Supervisor:
         for pid in descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+
+
+def end_with_parent() -> None:
+    """Has the kernel send this process SIGTERM when its parent is gone (prctl(2)); Linux only, elsewhere nothing."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def descendants(pid: int) -> list[int]:

@@ -71,6 +71,8 @@ stages:
 
 LOOP = """
 import itertools, json, pathlib, sys, time
+from rlhf import process
+process.end_with_supervisors()  # as stages do
 total = int(sys.argv[1]) if sys.argv[1:] else 10**6
 for done in range(1, total + 1):
     bar = "█" * min(done, 20)
@@ -334,6 +336,19 @@ def test_a_killed_flow_leaves_no_rank_and_is_crashed_at_once(watched: Watched) -
     watched.is_left_alone()
     assert run.end().is_crashed()
     watched.webhook.wait_for("failed", run.name)
+
+
+@pytest.mark.parametrize("stage", ["evaluate", "train_ppo"])
+def test_supervisor_and_deputy_killed_at_the_same_moment_leave_nothing(watched: Watched, stage: str) -> None:
+    run = watched.start(stage)
+    run.says("score 0.5")
+    guards = [pid for pid in descendants(run.flow_process()) if not is_prefect(pid)]
+    assert len(guards) == 2
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, neither sees the other one end
+        for pid in guards:
+            os.kill(pid, number)
+    watched.is_left_alone()
+    assert run.end().is_failed()
 
 
 def test_a_worker_that_is_told_to_end_leaves_nothing(watched: Watched) -> None:

@@ -82,7 +82,7 @@ def test_leaving_ends_a_server(tmp_path: Path) -> None:
 
 PARENT = """
 import subprocess, sys
-child = "import time; from tasks.processes import end_with_parent; end_with_parent(); print('up'); time.sleep(600)"
+child = "import time; from tasks.supervisor import end_with_parent; end_with_parent(); print('up'); time.sleep(600)"
 process = subprocess.Popen([sys.executable, "-u", "-c", child], stdout=subprocess.PIPE)
 process.stdout.readline()
 print(process.pid, flush=True)
