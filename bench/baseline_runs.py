@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from bench import best_of_n
 from bench.baseline_methods import Task, train_by_rejection, train_by_rloo
+from bench.workspaces import write_text
 from rlhf import config, runtime
 from rlhf.data.answers import canonical, extract_answer
 from rlhf.data.gsm8k import Problem, read_prepared
@@ -78,9 +79,9 @@ def main(arguments: Sequence[str]) -> None:
             reference = Reference(load_policy(SFT).to(runtime.device(params.runtime)), matmul_dtype(params.runtime))
             train(Path(directory), params, lambda task, model: train_by_rloo(task, model, reference))
         case ["answer", checkpoint, file]:
-            write(Path(file), answer(Path(checkpoint), configured([])))
+            write_text(Path(file), json.dumps(answer(Path(checkpoint), configured([]))))
         case ["sample", file]:
-            write(Path(file), sample_answers(configured([])))
+            write_text(Path(file), json.dumps(sample_answers(configured([]))))
         case _:
             raise UsageError(f"{' '.join(arguments) or 'nothing'}: no such run: see the head of bench/baseline_runs.py")
 
@@ -138,14 +139,6 @@ def sample_answers(params: Params) -> list[dict[str, object]]:
 def problems(split: str) -> list[Problem]:
     """A split of the workspace's data."""
     return read_prepared(Path("data/prepared") / f"{split}.parquet")
-
-
-def write(path: Path, rows: Sequence[object]) -> None:
-    """Writes the rows as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f".{path.name}.new")
-    written.write_text(json.dumps(rows))
-    written.replace(path)
 
 
 def _number(name: str, word: str) -> int:

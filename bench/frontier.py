@@ -28,6 +28,7 @@ from rlhf import config, runtime
 from rlhf.data.gsm8k import read_prepared
 from rlhf.data.preferences import read_pairs
 from rlhf.errors import UsageError, UserError, run_command
+from rlhf.files import appearing
 
 
 class Preferences(NamedTuple):
@@ -139,9 +140,8 @@ def sample_best(workspaces: Sequence[Path]) -> None:
     answers = best_of_n.sample_answers(missing[0] / "models" / "sft", problems, ANSWERS, params)
     for workspace in missing:
         scores = best_of_n.score_answers(workspace / "models" / "reward", answers, params)
-        written = best_file(workspace).with_name(".best_of_n.new.npz")
-        np.savez_compressed(written, scores=scores, correct=answers.correct)
-        written.replace(best_file(workspace))
+        with appearing(best_file(workspace)) as written, written.open("wb") as file:
+            np.savez_compressed(file, scores=scores, correct=answers.correct)
 
 
 def read_curve(path: Path) -> list[Mapping[str, float]]:

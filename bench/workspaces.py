@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from rlhf import anchors, config, locks, process
 from rlhf.errors import UserError
+from rlhf.files import appearing
 from rlhf.stage import override_place
 from tasks.processes import supervised
 
@@ -107,23 +108,16 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def write_picture(path: Path, figure: Figure) -> None:
     """Writes the figure as PNG, whole or not at all; the same figure gives the same bytes."""
-    with _appearing(path) as written:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path) as written:
         figure.savefig(written, format="png", dpi=120, metadata={"Software": None})
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
-    with _appearing(path) as written:
-        written.write_text(text)
-
-
-@contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
-    """A file beside `path`, which takes its place at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f".{path.name}.new")
-    yield written
-    written.replace(path)
+    with appearing(path) as written:
+        written.write_text(text)
 
 
 def _copy_code(root: Path, code: Sequence[str]) -> Path:

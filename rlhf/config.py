@@ -9,17 +9,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from rlhf.errors import UsageError, UserError, first_line, run_command
+from rlhf.files import appearing
 from rlhf.params import NOTHING, REWARD_MODEL_PATH, Params, is_directory, is_file
 from rlhf.redaction import secret_in
 
@@ -167,17 +166,14 @@ def check_sources(raw: dict[str, Any], workspace: Path) -> None:
 
 def write(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:
     """Writes `raw` as `dvc exp run -S` does, byte for byte, atomically; leaves an equal file alone."""
-    temporary, text = path.with_name(f".{path.name}.{os.getpid()}"), _as_yaml(raw)
+    text = _as_yaml(raw)
     try:
         if path.is_file() and path.read_bytes() == text:
             return
-        temporary.write_bytes(text)
-        temporary.replace(path)
+        with appearing(path) as written:
+            written.write_bytes(text)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}: make room or access there") from None
-    finally:
-        with suppress(OSError):  # a read-only disk refuses even to remove what is not there
-            temporary.unlink()
 
 
 def require_unchanged(raw: dict[str, Any], path: Path = PARAMS_FILE) -> None:

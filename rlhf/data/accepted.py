@@ -7,7 +7,6 @@ refuse data, never change them.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
 from hashlib import sha256
@@ -16,6 +15,7 @@ from pathlib import Path
 from rlhf import anchors
 from rlhf.data.gsm8k import SPLITS
 from rlhf.data.suites import MEASURES, Profile
+from rlhf.files import appearing
 from rlhf.params import Data
 
 
@@ -31,11 +31,10 @@ def read(data: Data) -> Profile | None:
 def write(data: Data, profile: Profile) -> None:
     """Remembers the profile as accepted; says so where the disk refuses, for the data are in place by then."""
     place = _place(data)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(profile, indent=2) + "\n")
-        temporary.replace(place)
+        with appearing(place) as written:
+            written.write_text(json.dumps(profile, indent=2) + "\n")
     except OSError as error:
         print(f"prepare_data: {place} cannot be written ({error.strerror}): drift is not watched", file=sys.stderr)
 

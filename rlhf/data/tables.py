@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlhf.errors import UserError
+from rlhf.files import appearing
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
     """Writes `rows` as Parquet, atomically; the bytes depend on rows and schema alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary, compression="zstd")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with appearing(path) as written:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), written, compression="zstd")
 
 
 def read_table(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:

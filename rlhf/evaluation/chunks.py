@@ -7,13 +7,13 @@ are the same to the last bit.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf import faults
+from rlhf.files import appearing
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -51,17 +51,8 @@ class Chunks:
                 rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))
             else:
                 rows = work(part)
-                _keep(file, rows)
+                with appearing(file) as written:
+                    written.write_text(json.dumps(rows), encoding="utf-8")
                 faults.reach("chunk.kept")
             found += rows
         return found
-
-
-def _keep(file: Path, rows: list[Row]) -> None:
-    """Writes the rows whole or not at all, past the system's buffers."""
-    written = file.with_name(f".{file.name}.new")
-    with written.open("w", encoding="utf-8") as text:
-        json.dump(rows, text)
-        text.flush()
-        os.fsync(text.fileno())
-    written.replace(file)

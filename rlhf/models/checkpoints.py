@@ -9,7 +9,6 @@ are never loaded, and nothing is looked up on a network. The same weights and ma
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf.errors import UserError
+from rlhf.files import appearing
 from rlhf.hashes import sha256_file
 
 if TYPE_CHECKING:
@@ -104,12 +104,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> Manifest:
     files = {name: sha256_file(directory / name) for name in _file_names(directory)}
     complete = manifest.model_copy(update={"files": files})
     text = json.dumps(complete.model_dump(), sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    temporary = directory / f".{MANIFEST}"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / MANIFEST)
+    with appearing(directory / MANIFEST) as written:
+        written.write_text(text, encoding="utf-8")
     return complete
 
 

@@ -6,7 +6,6 @@ It lives in the stage's directory of `rlhf.resuming`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from rlhf import faults
 from rlhf.errors import UserError, first_line
+from rlhf.files import sync
 from rlhf.models.sharding import part_like, whole
 from rlhf.ppo.trainer import Progress
 from rlhf.ppo.update import Learner
@@ -43,11 +43,11 @@ def save(directory: Path, learner: Learner, progress: Progress) -> None:
     faults.reach("state.begun")
     save_file(contiguous, temporary, metadata={"progress": json.dumps(meta)})
     faults.reach("state.written")
-    _sync(temporary)
+    sync(temporary)
     faults.reach("state.synced")
     temporary.replace(directory / STATE_FILE)
     faults.reach("state.renamed")
-    _sync(directory)
+    sync(directory)
     faults.reach("state.safe")
 
 
@@ -98,11 +98,3 @@ def _restore_optimisers(learner: Learner, tensors: Mapping[str, Tensor]) -> None
             if kind == "optimiser" and place[0] == str(number):
                 state.setdefault(int(place[1]), {})[place[2]] = part_like(parameters[int(place[1])], tensor)
         optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,6 +35,7 @@ from typing import Any
 
 from rlhf import faults, locks
 from rlhf.errors import UserError
+from rlhf.files import appearing
 from rlhf.redaction import redact_files
 
 RECORDS, FILES, SENT, WRITER, DELIVERY = "records.jsonl", "files", "sent.json", "writer.lock", "delivery.lock"
@@ -106,9 +107,8 @@ class Journal:
 
     def acknowledge(self, sent: Sent) -> None:
         """Notes what a server has; without it, everything is compared with what is there."""
-        new = self.place / f".{SENT}.new"
-        new.write_text(json.dumps(asdict(sent)))
-        new.replace(self.place / SENT)
+        with appearing(self.place / SENT) as written:
+            written.write_text(json.dumps(asdict(sent)))
 
     def is_delivered(self, server: str) -> bool:
         """Whether `server` has every record."""

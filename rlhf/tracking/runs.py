@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from rlhf import anchors, faults
+from rlhf.files import appearing
 from rlhf.hashes import dvc_md5
 from rlhf.params import MirrorKind
 from rlhf.redaction import redact
@@ -99,9 +100,8 @@ class Run:
         if re.fullmatch(r"\w+-\w+", left):
             self.key = left
         else:
-            new = place.with_name(f".{place.name}.new")
-            new.write_text(self.key)
-            new.replace(place)
+            with appearing(place) as written:
+                written.write_text(self.key)
         self.begin()
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:

@@ -65,6 +65,7 @@ def test_killed_behind_a_part_it_goes_on_with_the_next(
 
 
 def test_what_was_half_written_is_not_taken_for_a_part(tmp_path: Path) -> None:
-    (tmp_path / ".sft-0.json.new").write_text('[{"squa')
-    assert Chunks(tmp_path, 4).rows("sft", range(7), Work()) == SQUARES
-    assert [path.name for path in tmp_path.iterdir()] == ["sft-0.json"]
+    (tmp_path / ".sft-0.json.123").write_text('[{"squa')
+    work = Work()
+    assert Chunks(tmp_path, 4).rows("sft", range(7), work) == SQUARES
+    assert work.parts == [list(range(7))]
