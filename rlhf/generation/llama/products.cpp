@@ -19,6 +19,7 @@ namespace {
 
 constexpr int WIDTH = PANEL / LANES;
 constexpr int TILE = 8;  // rows: TILE * WIDTH sums, a step's WIDTH weights and a number fit into 32 registers
+constexpr int BLOCK_ROWS = 128;  // rows of a longer pass that a panel meets before the next: they stay in a core's cache
 template <typename T>
 constexpr int PAIR = 4 / sizeof(T);
 
@@ -86,8 +87,10 @@ void tile_of(int left, const T* x, const T* weight, const float* bias, Ahead ahe
     tile<R>(x, weight, bias, ahead, out, inputs, outputs, width);
 }
 
+// A product of a block of rows.
 template <typename T, typename Out>
-void multiply(const T* x, const T* weight, const float* bias, Out* out, int rows, int inputs, int outputs, int threads) {
+void multiply_block(const T* x, const T* weight, const float* bias, Out* out, int rows, int inputs, int outputs,
+                    int threads) {
     const int panels = (outputs + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, steps = inputs / PAIR<T>;
     const std::int64_t size = std::int64_t(inputs) * PANEL;
     const int stride = std::max(1, WIDTH * 64 / tiles);
@@ -105,6 +108,13 @@ void multiply(const T* x, const T* weight, const float* bias, Out* out, int rows
             tile_of<TILE>(left, from, panel, start, ahead, to, inputs, outputs, width);
         }
     }
+}
+
+template <typename T, typename Out>
+void multiply(const T* x, const T* weight, const float* bias, Out* out, int rows, int inputs, int outputs, int threads) {
+    for (int start = 0; start < rows; start += BLOCK_ROWS)
+        multiply_block(x + std::int64_t(start) * inputs, weight, bias, out + std::int64_t(start) * outputs,
+                       std::min(BLOCK_ROWS, rows - start), inputs, outputs, threads);
 }
 
 // Lays a weight (outputs, units) out in panels; a unit is PAIR neighbouring inputs. The outputs that fill the last panel
