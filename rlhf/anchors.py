@@ -14,6 +14,19 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 """The checkout that this code runs from, which may be a worktree."""
 UNCOMMITTED = Path(".cache/uncommitted.patch")
 """In a workspace that was made with uncommitted changes: these, on top of its commit."""
+TRACKING_SCHEMES = (
+    "http",
+    "https",
+    "sqlite",
+    "postgresql",
+    "mysql",
+    "mssql",
+    "file",
+    "databricks",
+    "databricks-uc",
+    "uc",
+)
+"""What MLflow 3 opens; a database's driver may follow its name behind a plus."""
 PIPELINE_LOCK = Path(".cache/pipeline.lock")
 """Held in its checkout by the pipeline that runs there; beside nothing that `make clean` or `make gc` removes."""
 
@@ -50,10 +63,13 @@ def tracking_uri() -> str:
 
 def _require_uri(uri: str) -> None:
     try:
-        urlsplit(uri)
+        scheme = urlsplit(uri).scheme
     except ValueError as error:
         remedy = "write http://host:port or postgresql://..., with %5B for a bracket in a password"
         raise UserError(f"MLFLOW_TRACKING_URI={uri}: {error}: {remedy}") from None
+    if "://" in uri and scheme.partition("+")[0] not in TRACKING_SCHEMES:
+        remedy = "write http://host:port, postgresql://... or sqlite:///FILE"
+        raise UserError(f"MLFLOW_TRACKING_URI={uri}: MLflow keeps nothing under {scheme}://: {remedy}")
 
 
 def artifact_root() -> Path:

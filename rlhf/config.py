@@ -88,6 +88,7 @@ def _parse(override: str) -> tuple[str, Any]:
     from hydra.core.override_parser.types import OverrideType
     from hydra.errors import HydraException
 
+    _require_pair(override)
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
@@ -99,6 +100,14 @@ def _parse(override: str) -> tuple[str, Any]:
     if parsed.type is not OverrideType.CHANGE or parsed.is_sweep_override() or not parsed.key_or_group:
         raise UsageError(f"override {override!r}: write key=value with one value, for example ppo.kl.coef=0.02")
     return parsed.key_or_group, parsed.value()
+
+
+def _require_pair(word: str) -> None:
+    """Hydra's own words for an option, or for a word without a value, name its lexer's states."""
+    if word.startswith("-"):
+        raise UsageError(f"override {word!r}: no such option: write key=value, for example ppo.kl.coef=0.02, or --help")
+    if "=" not in word and not word.startswith("~"):
+        raise UsageError(f"override {word!r}: no value: write key=value, for example ppo.kl.coef=0.02")
 
 
 def _groups() -> set[str]:
@@ -136,6 +145,7 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     from omegaconf.errors import OmegaConfBaseException
 
     for override in overrides:
+        _require_pair(override)
         if re.match(r"[+~]*hydra\b", override):
             raise UsageError(f"{override}: Hydra only composes here, its own settings do nothing: leave it out")
     try:

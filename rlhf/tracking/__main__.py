@@ -8,12 +8,13 @@ Runs that a process still writes are left to it. Every point is on the server on
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from rlhf import anchors
-from rlhf.errors import UsageError, UserError, run_command
+from rlhf.errors import UserError, run_command
 from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import waiting
 from rlhf.tracking.server import client, reason, without_password
@@ -21,18 +22,14 @@ from rlhf.tracking.server import client, reason, without_password
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    match list(arguments):
-        case ["flush"]:
-            return flush(everything=False)
-        case ["flush", "--uri", uri]:
-            os.environ["MLFLOW_TRACKING_URI"] = uri  # MLflow looks there as well
-            return flush(everything=True)
-        case ["-h" | "--help"]:
-            print((__doc__ or "").strip())
-            return 0
-        case _:
-            print((__doc__ or "").strip(), file=sys.stderr)
-            return UsageError.exit_code
+    parser = argparse.ArgumentParser(prog="tracking", description="What runs have logged, and its way to a server.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_server = commands.add_parser("flush", help="deliver what no server has got; every point is there once")
+    to_server.add_argument("--uri", help="another server than MLFLOW_TRACKING_URI's: it gets all that waits")
+    given = parser.parse_args(arguments)
+    if given.uri:
+        os.environ["MLFLOW_TRACKING_URI"] = given.uri  # MLflow looks there as well
+    return run_command("tracking", lambda: flush(everything=bool(given.uri)))
 
 
 def flush(everything: bool) -> int:
@@ -57,4 +54,4 @@ def flush(everything: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("tracking", lambda: main(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

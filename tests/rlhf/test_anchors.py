@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_what_is_no_tracking_uri_is_told_without_its_password(monkeypatch):
     with pytest.raises(
         UserError, match=r"^MLFLOW_TRACKING_URI=postgresql://user:\*\*\*@host/db: Invalid IPv6 URL: write"
     ):
+        anchors.tracking_uri()
+
+
+@pytest.mark.parametrize("uri", ["nonsense://x", "htpp://127.0.0.1:5000", "gs+psycopg2://x/y"])
+def test_a_scheme_that_mlflow_does_not_know_is_refused(monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    told = f"MLFLOW_TRACKING_URI={uri}: MLflow keeps nothing under {uri.partition(':')[0]}://: write http://host:port"
+    with pytest.raises(UserError, match=f"^{re.escape(told)}"):
         anchors.tracking_uri()
 
 
