@@ -19,6 +19,11 @@ class Choices(BaseModel):
         default="tiny",
         description="Model, data and length of training; smoke takes a minute, tiny five on two CPU cores",
     )
+    data: Literal["of_scale", "generator", "gsm8k", "files"] = Field(
+        default="of_scale",
+        description="The problems: those that the scale takes, the built-in generator's, GSM8K from the hub, or files of "
+        "the worker's host, with data.reads=/DIRECTORY in overrides",
+    )
     reward: Literal["verifier", "reward_model", "mixture"] = Field(
         default="verifier", description="What scores an answer: the right final number, the reward model, or both"
     )
@@ -58,6 +63,8 @@ class Choices(BaseModel):
             )
         if self.seed == "from_date" and any(override.startswith("seed=") for override in self.overrides):
             raise ValueError("seed is from_date, and the overrides name another: take one of them")
+        if self.data == "files" and not any(override.startswith("data.reads=") for override in self.overrides):
+            raise ValueError("data is files: name their directory in overrides: data.reads=/DIRECTORY")
         return self
 
     def hydra(self, scheduled: datetime) -> list[str]:
@@ -66,5 +73,6 @@ class Choices(BaseModel):
         The problems keep their seed: gate and test must stay the same for policies to be compared.
         """
         words = [f"{group}={getattr(self, group)}" for group in ("scale", "reward", "critic", "kl")]
+        words += [f"data={self.data}"] if self.data != "of_scale" else []
         dated = [f"seed={scheduled:%Y%m%d}"] if self.seed == "from_date" else []
         return [*words, *dated, *self.overrides]
