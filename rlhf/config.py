@@ -69,6 +69,7 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
         raise UsageError(f"{path}: not valid YAML: {first_line(error)}") from None
     if not isinstance(config, DictConfig):
         raise UsageError(f"{path}: holds a list instead of keys: write it with python -m rlhf.config compose")
+    _refuse_options(overrides)
     origin = " with ".join([str(path), *([" ".join(overrides)] if overrides else [])])
     try:
         overridden = dict(map(_parse, overrides))
@@ -80,6 +81,12 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
     except OmegaConfBaseException as error:
         raise UsageError(f"{origin}: {first_line(error)}") from None
     return validate(raw, origin)
+
+
+def _refuse_options(overrides: Sequence[str]) -> None:
+    """Raises UsageError for an override that is an option, which Hydra would tell of in words of its own grammar."""
+    if option := next((override for override in overrides if override.startswith("-")), None):
+        raise UsageError(f"{option}: no such option: write key=value, as limits.disk_gb=20 (--help alone says more)")
 
 
 def _parse(override: str) -> tuple[str, Any]:
@@ -135,6 +142,7 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    _refuse_options(overrides)
     for override in overrides:
         if re.match(r"[+~]*hydra\b", override):
             raise UsageError(f"{override}: Hydra only composes here, its own settings do nothing: leave it out")
@@ -212,9 +220,10 @@ def main(arguments: Sequence[str]) -> int:
         case ["help"]:
             for key, text in describe():
                 print(f"{key:36} {text}")
-        case _:
-            print((__doc__ or "").strip(), file=sys.stderr)
-            return UsageError.exit_code
+        case [] | [_, *_]:
+            said = " ".join(arguments)
+            fault = f"{said}: no command" if said else "no command is given"
+            raise UsageError(f"{fault}: write compose, check or help (python -m rlhf.config --help)")
     return 0
 
 

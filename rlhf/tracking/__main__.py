@@ -8,9 +8,11 @@ Runs that a process still writes are left to it. Every point is on the server on
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from rlhf import anchors
 from rlhf.errors import UsageError, UserError, run_command
@@ -18,21 +20,30 @@ from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import waiting
 from rlhf.tracking.server import client, reason, without_password
 
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+"""What MLflow has a client for."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    match list(arguments):
-        case ["flush"]:
-            return flush(everything=False)
-        case ["flush", "--uri", uri]:
-            os.environ["MLFLOW_TRACKING_URI"] = uri  # MLflow looks there as well
-            return flush(everything=True)
-        case ["-h" | "--help"]:
-            print((__doc__ or "").strip())
-            return 0
-        case _:
-            print((__doc__ or "").strip(), file=sys.stderr)
-            return UsageError.exit_code
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="tracking", description=__doc__, formatter_class=style)
+    commands = parser.add_subparsers(dest="command", required=True)
+    flushing = commands.add_parser("flush", help="deliver what waits")
+    flushing.add_argument("--uri", help="another server than MLFLOW_TRACKING_URI's")
+    given = parser.parse_args(arguments)
+    return _flush_to(given.uri)
+
+
+def _flush_to(uri: str | None) -> int:
+    if uri is None:
+        return flush(everything=False)
+    if urlsplit(uri).scheme.partition("+")[0] not in SCHEMES:
+        raise UsageError(
+            f"--uri {uri}: no tracking server: write http://HOST:PORT, sqlite:////PATH or postgresql://..."
+        )
+    os.environ["MLFLOW_TRACKING_URI"] = uri  # MLflow looks there as well
+    return flush(everything=True)
 
 
 def flush(everything: bool) -> int:

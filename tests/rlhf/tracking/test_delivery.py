@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from rlhf import anchors, tracking
-from rlhf.errors import UserError
+from rlhf.errors import UsageError, UserError
 from rlhf.tracking.__main__ import main
 from rlhf.tracking.delivery import KEY_TAG
 from rlhf.tracking.journal import RECORDS, SENT, Journal, waiting
@@ -212,10 +212,31 @@ def test_a_run_that_is_deleted_while_it_logs_stays_deleted(loopback, store, capf
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["flush", "--url", "x"], ["send"]])
-def test_a_wrong_command_line_shows_how_it_is_called(arguments, capfd):
-    assert main(arguments) == 2
-    assert "python -m rlhf.tracking flush" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ([], "the following arguments are required: command"),
+        (["flush", "--url", "x"], "unrecognized arguments: --url x"),
+        (["flush", "--uri"], "argument --uri: expected one argument"),
+        (["send"], "invalid choice: 'send'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_what_is_wrong_with_it(arguments, fault, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert fault in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--uri", "nonsense://x"], ["--uri=nonsense://x"], ["--uri", ""]])
+def test_what_is_no_server_is_refused_though_nothing_waits(arguments):
+    with pytest.raises(UsageError, match=r"^--uri .*: no tracking server: write http://HOST:PORT"):
+        main(["flush", *arguments])
+
+
+def test_an_address_may_come_after_an_equals_sign(tmp_path, capfd):
+    assert main(["flush", f"--uri=sqlite:///{tmp_path}/other.db"]) == 0
+    assert "tracking: nothing waits" in capfd.readouterr().out
 
 
 BROKEN = {"no JSON": "{torn\n", "no record": "[]\n", "no run": '{"op": "end", "time": 1, "status": "FINISHED"}\n'}
