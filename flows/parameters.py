@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -18,6 +19,11 @@ class Choices(BaseModel):
     scale: Literal["smoke", "tiny", "smollm2-words", "smollm2-135m", "qwen2.5-0.5b"] = Field(
         default="tiny",
         description="Model, data and length of training; smoke takes a minute, tiny five on two CPU cores",
+    )
+    data: Literal["of_scale", "generator", "gsm8k", "files"] = Field(
+        default="of_scale",
+        description="The problems: of_scale takes the scale's own; generator makes them, gsm8k comes from the hub, "
+        "files come from the worker's directory that overrides name: data.reads=/absolute/path",
     )
     reward: Literal["verifier", "reward_model", "mixture"] = Field(
         default="verifier", description="What scores an answer: the right final number, the reward model, or both"
@@ -58,6 +64,11 @@ class Choices(BaseModel):
             )
         if self.seed == "from_date" and any(override.startswith("seed=") for override in self.overrides):
             raise ValueError("seed is from_date, and the overrides name another: take one of them")
+        if self.data == "files" and not any(re.match(r"data\.reads=['\"]?/", each) for each in self.overrides):
+            raise ValueError(
+                "data is files, and a run's own workspace has none: name their directory on the worker's host by its "
+                "absolute path in overrides: data.reads=/absolute/path"
+            )
         return self
 
     def hydra(self, scheduled: datetime) -> list[str]:
@@ -66,5 +77,6 @@ class Choices(BaseModel):
         The problems keep their seed: gate and test must stay the same for policies to be compared.
         """
         words = [f"{group}={getattr(self, group)}" for group in ("scale", "reward", "critic", "kl")]
+        words += [f"data={self.data}"] if self.data != "of_scale" else []
         dated = [f"seed={scheduled:%Y%m%d}"] if self.seed == "from_date" else []
         return [*words, *dated, *self.overrides]

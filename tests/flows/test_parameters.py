@@ -20,6 +20,21 @@ def test_the_choices_are_those_of_conf(group: str) -> None:
     assert set(offered) == {path.stem for path in (CONF_DIR / group).glob("*.yaml")}
 
 
+def test_the_problems_are_the_scales_own_or_those_of_the_word() -> None:
+    offered = set(get_args(Choices.model_fields["data"].annotation))
+    assert offered == {"of_scale"} | {path.stem for path in (CONF_DIR / "data").glob("*.yaml")}
+
+    def data(**choices: Any) -> dict[str, Any]:
+        found: dict[str, Any] = compose(Choices.model_validate(choices).hydra(NIGHT))["data"]
+        return found
+
+    assert data(scale="smollm2-135m")["source"] == "hub"
+    assert data(scale="smollm2-135m", data="generator")["source"] == "generator"
+    assert data(scale="tiny", data="gsm8k")["source"] == "hub"
+    files = data(scale="tiny", data="files", overrides=["data.reads=/data/gsm8k"])
+    assert (files["source"], files["reads"]) == ("files", "/data/gsm8k")
+
+
 def test_the_defaults_are_those_of_the_command_line() -> None:
     assert compose(Choices().hydra(NIGHT)) == compose()
 
@@ -46,6 +61,8 @@ def test_choices_become_overrides_of_which_the_last_wins() -> None:
         ({"revision": "--upload-pack=x"}, "revision"),
         ({"revision": "v1", "allow_dirty": True}, "allow_dirty puts uncommitted changes on HEAD"),
         ({"seed": "from_date", "overrides": ["seed=3"]}, "take one of them"),
+        ({"data": "files"}, "name their directory on the worker's host by its absolute path"),
+        ({"data": "files", "overrides": ["data.reads=data/gsm8k"]}, "data.reads=/absolute/path"),
     ],
 )
 def test_nonsense_is_refused_by_name(wrong: dict[str, Any], fault: str) -> None:
