@@ -34,7 +34,8 @@ help: ## this list
 
 setup: $(STAMP) ## the environment in .venv, exactly as requirements.lock has it
 
-# uv comes from the lock as well, by hash; it then installs the rest. Redone only when the lock has changed.
+# uv comes from the lock as well, by hash; it then installs the rest, without a line for each of 300 packages. Redone only
+# when the lock has changed.
 $(STAMP): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "setup: $(PYTHON) is missing or older than 3.11: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -42,7 +43,8 @@ $(STAMP): requirements.lock
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
-	@$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock 2>&1 \
+		| awk '!/^ [+~-] |^ +(Downloaded|Building|Built) |^Downloading .*\([0-9][0-9]?\.[0-9]+[KM]iB\)/ { print; fflush() }' >&2
 	@touch $@
 
 run: export OVERRIDES = $(CHOICES) $(call given,overrides)

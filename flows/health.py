@@ -7,8 +7,10 @@ Says nothing and exits with 0 where all is well. The container image's health ch
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from flows import servers
 from rlhf import access, anchors
@@ -18,8 +20,10 @@ SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 """The variables that may name a server, each with /health below it."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """The command line; returns the exit code."""
+    style = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="health", description=__doc__, formatter_class=style).parse_args(arguments)
     return run_command("health", check)
 
 
@@ -36,4 +40,4 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -21,8 +22,8 @@ class Choices(BaseModel):
     )
     data: Literal["of_scale", "generator", "gsm8k", "files"] = Field(
         default="of_scale",
-        description="The problems: those that the scale takes, the built-in generator's, GSM8K from the hub, or files of "
-        "the worker's host, with data.reads=/DIRECTORY in overrides",
+        description="The problems: of_scale takes the scale's own; generator makes them, gsm8k comes from the hub, "
+        "files come from the worker's directory that overrides name: data.reads=/absolute/path",
     )
     reward: Literal["verifier", "reward_model", "mixture"] = Field(
         default="verifier", description="What scores an answer: the right final number, the reward model, or both"
@@ -63,8 +64,11 @@ class Choices(BaseModel):
             )
         if self.seed == "from_date" and any(override.startswith("seed=") for override in self.overrides):
             raise ValueError("seed is from_date, and the overrides name another: take one of them")
-        if self.data == "files" and not any(override.startswith("data.reads=") for override in self.overrides):
-            raise ValueError("data is files: name their directory in overrides: data.reads=/DIRECTORY")
+        if self.data == "files" and not any(re.match(r"data\.reads=['\"]?/", each) for each in self.overrides):
+            raise ValueError(
+                "data is files, and a run's own workspace has none: name their directory on the worker's host by its "
+                "absolute path in overrides: data.reads=/absolute/path"
+            )
         return self
 
     def hydra(self, scheduled: datetime) -> list[str]:

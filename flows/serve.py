@@ -7,9 +7,11 @@ A Prefect server that is configured (PREFECT_API_URL) is used; otherwise one is 
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from flows import servers, ui
@@ -17,8 +19,10 @@ from rlhf import anchors, process
 from rlhf.errors import run_command
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Serves until Ctrl-C or SIGTERM; returns the exit code."""
+    style = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="serve", description=__doc__, formatter_class=style).parse_args(arguments)
     process.interrupt_on(signal.SIGTERM)
     return run_command("serve", _serve)
 
@@ -40,4 +44,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

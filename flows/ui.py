@@ -9,9 +9,11 @@ Where RLHF_PASSWORD is set, both ask for a log-in (rlhf/access.py).
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +26,10 @@ from tasks.summary import MLFLOW_UI_PORT
 PREFECT_UI_PORT = 4200
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Starts what is not running yet, prints the addresses and waits; returns the exit code."""
+    style = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="ui", description=__doc__, formatter_class=style).parse_args(arguments)
     process.interrupt_on(signal.SIGTERM)
     return run_command("ui", _serve)
 
@@ -99,4 +103,4 @@ def _mlflow(running: ExitStack) -> tuple[str, str, servers.Server | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

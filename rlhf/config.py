@@ -69,6 +69,7 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
         raise UsageError(f"{path}: not valid YAML: {first_line(error)}") from None
     if not isinstance(config, DictConfig):
         raise UsageError(f"{path}: holds a list instead of keys: write it with python -m rlhf.config compose")
+    _refuse_options(overrides)
     origin = " with ".join([str(path), *([" ".join(overrides)] if overrides else [])])
     try:
         overridden = dict(map(_parse, overrides))
@@ -82,13 +83,18 @@ def load(overrides: Sequence[str] = (), path: Path = PARAMS_FILE) -> Params:
     return validate(raw, origin)
 
 
+def _refuse_options(overrides: Sequence[str]) -> None:
+    """Raises UsageError for an override that is an option, which Hydra would tell of in words of its own grammar."""
+    if option := next((override for override in overrides if override.startswith("-")), None):
+        raise UsageError(f"{option}: no such option: write key=value, as limits.disk_gb=20 (--help alone says more)")
+
+
 def _parse(override: str) -> tuple[str, Any]:
     """Key and value of one `key=value` in Hydra's grammar, the same that `compose` takes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType
     from hydra.errors import HydraException
 
-    _require_pair(override)
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
@@ -100,14 +106,6 @@ def _parse(override: str) -> tuple[str, Any]:
     if parsed.type is not OverrideType.CHANGE or parsed.is_sweep_override() or not parsed.key_or_group:
         raise UsageError(f"override {override!r}: write key=value with one value, for example ppo.kl.coef=0.02")
     return parsed.key_or_group, parsed.value()
-
-
-def _require_pair(word: str) -> None:
-    """Hydra's own words for an option, or for a word without a value, name its lexer's states."""
-    if word.startswith("-"):
-        raise UsageError(f"override {word!r}: no such option: write key=value, for example ppo.kl.coef=0.02, or --help")
-    if "=" not in word and not word.startswith("~"):
-        raise UsageError(f"override {word!r}: no value: write key=value, for example ppo.kl.coef=0.02")
 
 
 def _groups() -> set[str]:
@@ -144,8 +142,8 @@ def compose(overrides: Sequence[str] = (), conf: Path = CONF_DIR) -> dict[str, A
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    _refuse_options(overrides)
     for override in overrides:
-        _require_pair(override)
         if re.match(r"[+~]*hydra\b", override):
             raise UsageError(f"{override}: Hydra only composes here, its own settings do nothing: leave it out")
     try:
@@ -222,9 +220,10 @@ def main(arguments: Sequence[str]) -> int:
         case ["help"]:
             for key, text in describe():
                 print(f"{key:36} {text}")
-        case _:
-            print((__doc__ or "").strip(), file=sys.stderr)
-            return UsageError.exit_code
+        case [] | [_, *_]:
+            said = " ".join(arguments)
+            fault = f"{said}: no command" if said else "no command is given"
+            raise UsageError(f"{fault}: write compose, check or help (python -m rlhf.config --help)")
     return 0
 
 

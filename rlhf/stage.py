@@ -183,6 +183,10 @@ def run_stage(
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         process.interrupt_on(signal.SIGINT)
     given = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(given):
+        usage = f"python -m stages.{name} [key=value ...]    (python -m rlhf.config help lists every key)"
+        print(f"{(main.__globals__.get('__doc__') or '').strip()}\n\n    {usage}")
+        return
 
     def command() -> int:
         try:

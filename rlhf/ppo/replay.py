@@ -203,6 +203,9 @@ def _to(experience: Experience, device: torch.device) -> Experience:
 
 def main(arguments: Sequence[str], sft: Path = Path("models/sft")) -> None:
     """The command line; raises UserError."""
+    if {"-h", "--help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return
     if not arguments or arguments[0].startswith("-"):
         raise UsageError("name a bundle: python -m rlhf.ppo.replay runs/debug/NAME [key=value ...]")
     bundle = debug.read(Path(arguments[0]), arguments[1:])

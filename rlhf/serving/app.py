@@ -15,10 +15,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from rlhf.data.prompts import is_text
 from rlhf.serving.batches import Overloaded, Queue
+from rlhf.serving.bodies import Bounded
 from rlhf.serving.follower import Follower
 from rlhf.serving.policies import Failed, Refused
 
@@ -96,7 +96,7 @@ def create_app(follower: Follower, queue: Queue, limits: Limits) -> FastAPI:
 
     app = FastAPI(title="gsm8k-rlhf", lifespan=running, docs_url=None, redoc_url=None)
     largest = limits.questions * limits.question_characters * BYTES_A_CHARACTER + 10_000
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=largest)
+    app.add_middleware(Bounded, largest=largest, seconds=limits.seconds)
     app.add_exception_handler(Error, _tell)
     app.add_exception_handler(RequestValidationError, _say_what_to_send)
     app.add_exception_handler(HTTPException, _tell_of_http)

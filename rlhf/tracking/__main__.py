@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from rlhf import anchors
-from rlhf.errors import UserError, run_command
+from rlhf.errors import UsageError, UserError, run_command
 from rlhf.tracking.delivery import deliver_waiting
 from rlhf.tracking.journal import waiting
 from rlhf.tracking.server import client, reason, without_password
@@ -22,14 +22,24 @@ from rlhf.tracking.server import client, reason, without_password
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tracking", description="What runs have logged, and its way to a server.")
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="tracking", description=__doc__, formatter_class=style)
     commands = parser.add_subparsers(dest="command", required=True)
-    to_server = commands.add_parser("flush", help="deliver what no server has got; every point is there once")
-    to_server.add_argument("--uri", help="another server than MLFLOW_TRACKING_URI's: it gets all that waits")
+    flushing = commands.add_parser("flush", help="deliver what waits")
+    flushing.add_argument("--uri", help="another server than MLFLOW_TRACKING_URI's")
     given = parser.parse_args(arguments)
-    if given.uri:
-        os.environ["MLFLOW_TRACKING_URI"] = given.uri  # MLflow looks there as well
-    return run_command("tracking", lambda: flush(everything=bool(given.uri)))
+    return _flush_to(given.uri)
+
+
+def _flush_to(uri: str | None) -> int:
+    if uri is None:
+        return flush(everything=False)
+    if "://" not in uri:  # an empty one would be the default
+        raise UsageError(
+            f"--uri {uri}: no tracking server: write http://HOST:PORT, sqlite:////PATH or postgresql://..."
+        )
+    os.environ["MLFLOW_TRACKING_URI"] = uri  # MLflow looks there as well
+    return flush(everything=True)
 
 
 def flush(everything: bool) -> int:
@@ -54,4 +64,4 @@ def flush(everything: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command("tracking", lambda: main(sys.argv[1:])))

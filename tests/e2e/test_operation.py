@@ -133,6 +133,7 @@ def test_the_morning_found_nothing_new_and_its_children_lead_to_the_nights(opera
     assert operation.state(operation.morning).name == "Nothing new"
     night, morning = operation.children(operation.night), operation.children(operation.morning)
     assert {run.data.tags.get("cached") for run in morning.values()} == {"true"}
+    assert not any(run.data.metrics for run in morning.values())  # the points stay with who made them
     assert not any("cached" in run.data.tags for run in night.values())
     for stage in UNCHANGED:
         assert morning[stage].data.tags["original_run_id"] == night[stage].info.run_id
@@ -147,7 +148,9 @@ def test_every_point_is_there_once(operation: Operation) -> None:
     assert steps(children["train_ppo"], "score") == list(range(1, ITERATIONS + 1))
     assert steps(children["train_ppo"], "validation_accuracy") == list(range(ITERATIONS + 1))
     assert steps(children["finetune_sft"], "loss") == list(range(1, 301))
-    for run in children.values():
+    parent = operation.pipeline(operation.night)
+    assert parent.data.metrics["test/policy_accuracy"] == children["evaluate"].data.metrics["test/policy_accuracy"]
+    for run in (parent, *children.values()):
         for key in run.data.metrics:
             assert set(Counter(steps(run, key)).values()) == {1}, (run.info.run_name, key)
 
@@ -160,6 +163,8 @@ def test_the_policy_is_one_version_whose_files_are_on_the_server(operation: Oper
     assert version.tags["train_ppo_run_id"] == children["train_ppo"].info.run_id
     assert version.tags["git.commit"] == children["register"].data.tags["mlflow.source.git.commit"]
     assert version.tags["registered"] == "true"
+    state = operation.state(operation.night)
+    assert f" version 1, policy {version.tags['policy_hash'][:12]}: " in str(state.message)
     assert version.tags["gate"] == "refused"
     assert ", below 100" in version.tags["gate.reasons"]
     assert "## Limits" in version.description

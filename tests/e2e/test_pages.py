@@ -78,6 +78,7 @@ def field(page: Page, label: str) -> Locator:
 def test_the_form_has_our_choices(operation: Operation, page: Page, pictures: Path) -> None:
     open_form(operation, page)
     shows(page, "What scores an answer: the right final number, the reward model, or both", "Allow Dirty", "Overrides")
+    shows(page, "Data", "The problems: of_scale takes the scale's own")
     picture(page, pictures / "prefect-form.png")
     page.get_by_role("button", name="verifier").press("ArrowDown")
     for choice in ("verifier", "reward_model", "mixture"):

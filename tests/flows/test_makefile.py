@@ -113,6 +113,28 @@ def test_without_a_python_that_is_new_enough_set_up_says_so_in_one_line(tmp_path
     assert not (tmp_path / ".venv").exists()
 
 
+UV = r"""#!/bin/sh
+printf 'Resolved 3 packages\nDownloading torch (514.2MiB)\nDownloading ruff (10.2MiB)\n Downloaded ruff\n' >&2
+printf '   Building antlr4\n      Built antlr4\nInstalled 3 packages\n + torch==2\n - ruff==1\n ~ dvc==3\n' >&2
+printf 'error: Hash mismatch for `x`\n\nExpected:\n  sha256:1\n\nComputed:\n  sha256:2\n' >&2
+exit 2
+"""
+
+
+def test_set_up_shows_progress_and_failures_but_no_line_a_package(checkout: Path) -> None:
+    (checkout / ".venv/.installed").unlink()
+    uv = checkout / ".venv/bin/uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    answer = make("setup", directory=checkout)
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[:-1] == [
+        *("Resolved 3 packages", "Downloading torch (514.2MiB)", "Installed 3 packages"),
+        *("error: Hash mismatch for `x`", "", "Expected:", "  sha256:1", "", "Computed:", "  sha256:2"),
+    ]
+    assert not (checkout / ".venv/.installed").exists()
+
+
 def test_the_lock_holds_names_versions_and_hashes_only() -> None:
     lines = (CHECKOUT / "requirements.lock").read_text().splitlines()
     content = [line for line in lines if not line.startswith("#")]

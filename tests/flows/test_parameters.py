@@ -14,10 +14,25 @@ from rlhf.config import CONF_DIR, compose
 NIGHT = datetime(2026, 12, 2, 2, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("group", ["scale", "data", "reward", "critic", "kl"])
+@pytest.mark.parametrize("group", ["scale", "reward", "critic", "kl"])
 def test_the_choices_are_those_of_conf(group: str) -> None:
     offered = get_args(Choices.model_fields[group].annotation)
-    assert set(offered) - {"of_scale"} == {path.stem for path in (CONF_DIR / group).glob("*.yaml")}
+    assert set(offered) == {path.stem for path in (CONF_DIR / group).glob("*.yaml")}
+
+
+def test_the_problems_are_the_scales_own_or_those_of_the_word() -> None:
+    offered = set(get_args(Choices.model_fields["data"].annotation))
+    assert offered == {"of_scale"} | {path.stem for path in (CONF_DIR / "data").glob("*.yaml")}
+
+    def data(**choices: Any) -> dict[str, Any]:
+        found: dict[str, Any] = compose(Choices.model_validate(choices).hydra(NIGHT))["data"]
+        return found
+
+    assert data(scale="smollm2-135m")["source"] == "hub"
+    assert data(scale="smollm2-135m", data="generator")["source"] == "generator"
+    assert data(scale="tiny", data="gsm8k")["source"] == "hub"
+    files = data(scale="tiny", data="files", overrides=["data.reads=/data/gsm8k"])
+    assert (files["source"], files["reads"]) == ("files", "/data/gsm8k")
 
 
 def test_the_defaults_are_those_of_the_command_line() -> None:
@@ -38,19 +53,6 @@ def test_choices_become_overrides_of_which_the_last_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "source"),
-    [
-        ({"scale": "smollm2-135m"}, "hub"),
-        ({"scale": "smollm2-135m", "data": "generator"}, "generator"),
-        ({"scale": "smoke", "data": "gsm8k"}, "hub"),
-        ({"scale": "smoke", "data": "files", "overrides": ["data.reads=/srv/problems"]}, "files"),
-    ],
-)
-def test_the_scale_has_its_data_unless_others_are_named(choices: dict[str, Any], source: str) -> None:
-    assert compose(Choices.model_validate(choices).hydra(NIGHT))["data"]["source"] == source
-
-
-@pytest.mark.parametrize(
     ("wrong", "fault"),
     [
         ({"scale": "huge"}, "scale"),
@@ -58,8 +60,9 @@ def test_the_scale_has_its_data_unless_others_are_named(choices: dict[str, Any],
         ({"overrides": ["no assignment"]}, "overrides.0"),
         ({"revision": "--upload-pack=x"}, "revision"),
         ({"revision": "v1", "allow_dirty": True}, "allow_dirty puts uncommitted changes on HEAD"),
-        ({"data": "files"}, "name their directory in overrides: data.reads=/DIRECTORY"),
         ({"seed": "from_date", "overrides": ["seed=3"]}, "take one of them"),
+        ({"data": "files"}, "name their directory on the worker's host by its absolute path"),
+        ({"data": "files", "overrides": ["data.reads=data/gsm8k"]}, "data.reads=/absolute/path"),
     ],
 )
 def test_nonsense_is_refused_by_name(wrong: dict[str, Any], fault: str) -> None:

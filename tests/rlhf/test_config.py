@@ -247,7 +247,7 @@ def test_the_last_of_two_overrides_wins():
         (["ppo.lr=${nope}"], "with ppo.lr=${nope}: Interpolation key 'nope' not found"),
         (["lr"], "override 'lr': "),
         (["=3"], "override '=3': write key=value"),
-        (["--help"], "override '--help': "),
+        (["--help"], "--help: no such option: write key=value"),
         (["+ppo.lr=3"], "override '+ppo.lr=3': write key=value"),
         (["~ppo.lr"], "override '~ppo.lr': write key=value"),
         (["ppo.lr=1,2"], "override 'ppo.lr=1,2': write key=value with one value"),
@@ -328,12 +328,6 @@ def test_a_wrong_command_line_ends_with_one_line_and_2(tmp_path, arguments, part
     assert done.stderr.startswith("config: ")
     assert part in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_command_shows_the_usage(tmp_path):
-    done = run("decompose", directory=tmp_path)
-    assert done.returncode == 2
-    assert "python -m rlhf.config compose" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

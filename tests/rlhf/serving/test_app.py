@@ -273,7 +273,7 @@ async def test_a_version_that_dies_is_loaded_again() -> None:
         ('{"questions": ["broken"]}', 503, "it broke"),
         (f'{{"questions": ["{"a" * 21}"]}}', 413, "a question of 21 characters: send at most 20"),
         ('{"questions": ["a", "b", "c", "d"]}', 413, "4 questions: send at most 3 at once"),
-        (f'{{"questions": ["{"a" * 20000}"]}}', 413, "Content Too Large"),
+        (f'{{"questions": ["{"a" * 20000}"]}}', 413, "a body above 10720 bytes: send less at once"),
     ],
 )
 @scenario

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections import Counter
@@ -167,14 +166,12 @@ def test_flush_delivers_to_another_server(database, loopback, store, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with tracking.stage_run("train_reward", {}) as run:
         log(run, range(STEPS))
-    capfd.readouterr()
-    assert flush() == 1
-    told = r"tracking: http://127.0.0.1:9 cannot be reached .*: 1 of 1 runs stay in .*\n"
-    assert re.fullmatch(told, capfd.readouterr().err)
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9 cannot be reached .*: 1 of 1 runs stay in"):
+        flush()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", loopback.uri)
     assert flush() == 1
     assert "is meant for http://127.0.0.1:9" in capfd.readouterr().err
-    assert flush(f"--uri={loopback.uri}") == 0
+    assert flush("--uri", loopback.uri) == 0
     assert capfd.readouterr().out == f"tracking: 1 runs with {2 * STEPS} points delivered to {loopback.uri}\n"
     assert points_in(database, the_run(store, run)) == EXPECTED
 
@@ -216,25 +213,39 @@ def test_a_run_that_is_deleted_while_it_logs_stays_deleted(loopback, store, capf
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "fault"),
     [
         ([], "the following arguments are required: command"),
         (["flush", "--url", "x"], "unrecognized arguments: --url x"),
-        (["send"], "invalid choice: 'send' (choose from 'flush')"),
         (["flush", "--uri"], "argument --uri: expected one argument"),
+        (["send"], "invalid choice: 'send'"),
     ],
 )
-def test_a_wrong_command_line_is_told(arguments, told, capfd):
+def test_a_wrong_command_line_is_told_what_is_wrong_with_it(arguments, fault, capfd):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert told in capfd.readouterr().err
+    assert fault in capfd.readouterr().err
 
 
-def test_a_server_of_an_unknown_kind_is_refused_even_where_nothing_waits(capfd, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    assert main(["flush", "--uri", "nonsense://x"]) == 1
-    assert capfd.readouterr().err.startswith("tracking: MLFLOW_TRACKING_URI=nonsense://x: MLflow keeps nothing under")
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--uri", "nonsense://x"], "MLFLOW_TRACKING_URI=nonsense://x: MLflow keeps nothing under nonsense://: write"),
+        (["--uri=nonsense://x"], "MLFLOW_TRACKING_URI=nonsense://x: MLflow keeps nothing under nonsense://: write"),
+        (["--uri", ""], "--uri : no tracking server: write http://HOST:PORT"),
+    ],
+)
+def test_what_is_no_server_is_refused_though_nothing_waits(arguments, fault, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", anchors.tracking_uri())  # which the command sets
+    with pytest.raises(UserError) as refused:
+        main(["flush", *arguments])
+    assert str(refused.value).startswith(fault)
+
+
+def test_an_address_may_come_after_an_equals_sign(tmp_path, capfd):
+    assert main(["flush", f"--uri=sqlite:///{tmp_path}/other.db"]) == 0
+    assert "tracking: nothing waits" in capfd.readouterr().out
 
 
 BROKEN = {"no JSON": "{torn\n", "no record": "[]\n", "no run": '{"op": "end", "time": 1, "status": "FINISHED"}\n'}
