@@ -51,7 +51,7 @@ def as_text(summary: Summary) -> str:
         ("report", str(REPORT)),
         ("MLflow run", summary.run_id or NO_RUN),
         ("look at the runs", "make ui"),
-        ("ask the policy", 'make ask Q="Tom has 3 apples and buys 4 more. How many apples does he have?"'),
+        ("ask the policy", 'make ask Q="Tom has 3 apples. Kim gives Tom 4 more. How many apples does Tom have?"'),
     ]
     if summary.unchanged:
         rows.insert(0, ("unchanged", ", ".join(summary.unchanged)))

@@ -33,6 +33,8 @@ def main(directory: str) -> int:
         def say(reply: dict[str, Any]) -> None:
             print(json.dumps(reply), file=replies, flush=True)
 
+        # MLflow asks for type hints, which would cost the signature its params, past every filter.
+        warnings.showwarning = lambda *_, **__: None
         try:
             predict = load(directory)
         except Exception as error:  # whatever the code of a version raises
@@ -48,7 +50,6 @@ def load(directory: str) -> Callable[..., list[dict[str, Any]]]:
     """The `predict` of the model in `directory`; raises ValueError where its answers are not what a server needs."""
     import mlflow
 
-    warnings.simplefilter("ignore")  # MLflow asks for type hints, which would cost the signature its params
     predict: Callable[..., list[dict[str, Any]]] = mlflow.pyfunc.load_model(directory).predict
     (answer,) = predict([WARM_UP], params={"max_new_tokens": 1})
     if not isinstance(answer, dict) or not answer.keys() >= NEEDED:

@@ -23,7 +23,7 @@ from rlhf.serving.follower import Follower
 from rlhf.serving.policies import Failed, Refused
 
 PAGE = Path(__file__).with_name("page.html")
-EXAMPLE = '{"questions": ["Tom has 3 apples and buys 4 more. How many apples does he have?"]}'
+EXAMPLE = '{"questions": ["Tom has 3 apples. Kim gives Tom 4 more. How many apples does Tom have?"]}'
 SEND = f"send {EXAMPLE} with Content-Type: application/json"
 FAULTS = 3
 """Of a request, so many are told."""
