@@ -27,10 +27,14 @@ START_SECONDS, ANSWER_SECONDS, DRAIN_SECONDS = 120.0, 10.0, 5.0
 def set_prefect_environment() -> None:
     """Keeps Prefect's database in the main checkout, so that flows and `make ui` share it. Before prefect is imported.
 
-    What the user has set wins: PREFECT_HOME, and the profiles of the home directory, which may name a server.
+    What the user has set wins: PREFECT_HOME, and the profiles of the home directory, which may name a server. Raises
+    UserError where a file is in the database's way.
     """
-    if "PREFECT_HOME" not in os.environ:
-        profiles, home = Path.home() / ".prefect" / "profiles.toml", anchors.main_checkout() / ".prefect"
+    home = Path(os.environ.get("PREFECT_HOME") or anchors.main_checkout() / ".prefect").expanduser()
+    if not next(path for path in (home, *home.parents) if path.exists()).is_dir():
+        raise UserError(f"PREFECT_HOME={home}: no directory: Prefect keeps its database there: name one, or unset it")
+    if not os.environ.get("PREFECT_HOME"):
+        profiles = Path.home() / ".prefect" / "profiles.toml"
         if profiles.is_file():
             os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
         home.mkdir(exist_ok=True)  # Prefect would only warn, and go on without it

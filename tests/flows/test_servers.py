@@ -135,6 +135,20 @@ def test_prefects_database_is_in_the_main_checkout_unless_the_user_says_otherwis
     assert os.environ["PREFECT_PROFILES_PATH"] == str(home / ".prefect" / "profiles.toml")
 
 
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_file_in_the_place_of_prefects_database_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PREFECT_HOME", f"{tmp_path}/file{below}")
+    with pytest.raises(UserError, match=f"^PREFECT_HOME={tmp_path}/file{below}: no directory: Prefect keeps"):
+        servers.set_prefect_environment()
+    monkeypatch.setenv("PREFECT_HOME", "")
+    (tmp_path / ".prefect").touch()
+    with pytest.raises(UserError, match=f"^PREFECT_HOME={tmp_path}/.prefect: no directory: Prefect keeps"):
+        servers.set_prefect_environment()
+
+
 @pytest.mark.parametrize(("home", "place"), [(None, ".prefect"), ("the user's", "runs/servers")])
 def test_a_read_only_checkout_is_told_in_one_line(
     home: str | None, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
